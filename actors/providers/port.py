@@ -1,0 +1,198 @@
+"""What a turn asks of a provider, and what an adapter promises. No HTTP here.
+
+Invariants:
+    I1  One permit, one request on the wire. The transport consumes the permit that travels in the
+        context; a second request, a redirect or a retry without one is refused before it is sent.
+    I2  An adapter never waits out a limit by itself and never retries.
+    I3  A failed call raises one `ProviderError` that carries what the provider stated, if it did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
+
+from abeyance.actors.core.errors import AbeyanceError
+from abeyance.storage.tables.blocks import Block
+
+from .stated import StatedWait
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderMessage:
+    """One message of a request. One row of a slot is one message."""
+
+    role: Literal["user", "assistant"]
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSchema:
+    """A tool as the model is told of it. `input_schema` is a JSON schema of type object."""
+
+    name: str
+    description: str
+    input_schema: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """Everything one call sends."""
+
+    model: str
+    messages: tuple[ProviderMessage, ...]
+    system: str | None = None
+    tools: tuple[ToolSchema, ...] = ()
+    output_tokens_max: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens as the provider counted them."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
+
+
+class StopReason(StrEnum):
+    END_TURN = "end_turn"
+    TOOL_USE = "tool_use"
+    OUTPUT_LIMIT = "output_limit"
+    REFUSAL = "refusal"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReply:
+    """One complete reply: the wire's own end of message was seen."""
+
+    blocks: tuple[Block, ...]
+    stop: StopReason
+    usage: Usage = field(default_factory=Usage)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyDelta:
+    """A piece of a reply as it arrives. For looking; the reply is what counts."""
+
+    kind: Literal["text", "thinking", "tool_input"]
+    index: int
+    text: str
+
+
+OnDelta: TypeAlias = Callable[[ReplyDelta], None]
+
+
+class Provider(Protocol):
+    """An adapter. One instance serves many agents of one credential."""
+
+    carries_injections: bool
+    """Whether messages accepted mid-turn may join the next round's request. Mandatory."""
+
+    async def call(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
+        """Make one provider call under the permit in the context.
+
+        A checkpoint. Cancelled: the request is abandoned; whether it reached the provider is
+        unknown. Stores nothing.
+
+        Raises:
+            PermitError: No unused permit in the context; nothing was sent.
+            ProviderError: The call was refused or failed; see its attributes.
+        """
+
+    async def aclose(self) -> None:
+        """Close connections. Idempotent."""
+
+
+class ProviderError(AbeyanceError):
+    """A provider refused or failed a call.
+
+    Attributes: `retryable`; `status` (HTTP status or None); `stated` (a `StatedWait` or None);
+    `sent` (False where the request surely did not leave).
+    """
+
+    code: ClassVar[str] = "provider_failed"
+
+    retryable: bool
+    status: int | None
+    stated: StatedWait | None
+    sent: bool
+
+    def __init__(
+        self,
+        text: str,
+        /,
+        *,
+        retryable: bool,
+        status: int | None = None,
+        stated: StatedWait | None = None,
+        sent: bool = True,
+    ) -> None:
+        super().__init__(text, retryable=retryable, status=status, stated=stated, sent=sent)
+
+
+class ProviderStalledError(ProviderError):
+    """The provider stopped sending: a byte, event or call deadline passed."""
+
+    code = "provider_stalled"
+
+
+class PermitError(AbeyanceError):
+    """A request had no unused permit; nothing was sent."""
+
+    code = "no_permit"
+
+
+class Permit:
+    """Admission for exactly one provider call, made by an agent's gate."""
+
+    __slots__ = ("agent", "id", "model", "purpose", "used")
+
+    def __init__(self, id: int, agent: str, model: str, purpose: str) -> None:  # noqa: A002
+        self.id = id
+        self.agent = agent
+        self.model = model
+        self.purpose = purpose
+        self.used = False
+
+
+_permit: ContextVar[Permit | None] = ContextVar("abeyance_permit", default=None)
+
+
+class permitted:  # noqa: N801 - reads as a word: `with permitted(permit):`
+    """Carry a permit to the transport, for the calls made in this block.
+
+    Not a checkpoint. The permit stays with its gate: whoever took it settles it.
+    """
+
+    def __init__(self, permit: Permit) -> None:
+        self._permit = permit
+
+    def __enter__(self) -> Permit:
+        self._token = _permit.set(self._permit)
+        return self._permit
+
+    def __exit__(self, *exc: object) -> None:
+        _permit.reset(self._token)
+
+
+def use_permit() -> Permit:
+    """Consume the context's permit, immediately before a request is sent.
+
+    Raises:
+        PermitError: There is none, or it was consumed before. Send nothing.
+    """
+    permit = _permit.get()
+    if permit is None:
+        raise PermitError("no permit for this provider request; nothing was sent; ask the gate first")
+    if permit.used:
+        raise PermitError(
+            "this permit was used by an earlier request; nothing was sent; one permit, one request"
+        )
+    permit.used = True
+    return permit

@@ -1,0 +1,51 @@
+"""Every table: its name, the types of its key parts, and the kinds of record it may hold."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from ..store import Record
+from .agents import Agent
+from .ownership import Owner, Process, Sequence, StoreMeta
+from .slots import Body, Carried, Entry, Head, Inboxed, Lease, MessageId, ToolCall, Turn, Wake
+from .waits import Alert, DeadLetter, LogLine, Quarantined, Wait, WaitReleased
+
+
+class Table(NamedTuple):
+    name: str
+    key: tuple[type, ...]
+    kinds: tuple[type[Record], ...]
+    append: bool = False
+    """The store allots the key, one integer, in commit order."""
+
+
+TABLES: Final[dict[str, Table]] = {
+    table.name: table
+    for table in (
+        Table("meta", (str,), (StoreMeta,)),
+        Table("processes", (str,), (Process,)),
+        Table("owners", (str, str), (Owner,)),
+        Table("sequences", (str,), (Sequence,)),
+        Table("agents", (str,), (Agent,)),
+        Table("ids", (str, str), (MessageId,)),
+        Table("bodies", (str, int), (Body,)),
+        Table("inbox", (str, int), (Inboxed,)),
+        Table("slots", (str, int), (Entry,)),
+        Table("leases", (str,), (Lease,)),
+        Table("carried", (str, int), (Carried,)),
+        Table("wakes", (str, int), (Wake,)),
+        Table("heads", (str,), (Head,)),
+        Table("turns", (str, int), (Turn,)),
+        Table("tool_calls", (str, int, int, int), (ToolCall,)),
+        Table("waits", (str, str), (Wait, WaitReleased)),
+        Table("alerts", (int,), (Alert,), append=True),
+        Table("dead_letters", (int,), (DeadLetter,), append=True),
+        Table("quarantine", (int,), (Quarantined,), append=True),
+        Table("log", (int,), (LogLine,), append=True),
+    )
+}
+
+FORMAT: Final = 1
+"""The store's format. A store of a newer format is refused whole."""
+
+__all__ = ["FORMAT", "TABLES", "Table"]

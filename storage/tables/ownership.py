@@ -1,0 +1,47 @@
+"""Who runs on this store, and who owns what in it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from ..store import Record
+from .fields import Instant, Name, Seq
+
+
+class StoreMeta(Record, frozen=True):
+    """The store itself; one row."""
+
+    KIND = "store"
+    format: Annotated[int, Meta(ge=1)]
+    store_id: Name
+    created_ms: Instant
+    boots: Seq
+    clean: bool
+    """True between a clean close and the next open; false while open and after a death."""
+
+
+class Process(Record, frozen=True):
+    """One process that opened the store. `last_batch` rises with each of its commits."""
+
+    KIND = "process"
+    pid: Seq
+    host: Annotated[str, Meta(max_length=255)]
+    started_ms: Instant
+    last_batch: Seq
+
+
+class Owner(Record, frozen=True):
+    """Who may write an agent, slot or run. Written by take-over only; never deleted."""
+
+    KIND = "owner"
+    nonce: Name
+    fence: Annotated[int, Meta(ge=1)]
+
+
+class Sequence(Record, frozen=True):
+    """The next key of a table that the store allots keys in."""
+
+    KIND = "sequence"
+    next: Seq

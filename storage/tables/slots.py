@@ -1,0 +1,158 @@
+"""A slot's rows: accepted messages, the transcript, and who may write it.
+
+Every message, reply and result of a slot has an entry number: the slot actor allots it, it is
+never reused, and gaps are allowed. The transcript's own order is the slot's sequence.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from ..store import Record
+from .blocks import Blocks
+from .fields import Instant, Name, Seq
+
+
+class Body(Record, frozen=True):
+    """The content of one entry, written once at acceptance. Moving a message moves references."""
+
+    KIND = "body"
+    blocks: Blocks
+
+
+class MessageId(Record, frozen=True):
+    """Where a message is; what makes `send(id=...)` the same message twice."""
+
+    KIND = "message_id"
+    entry: Seq
+    state: Literal["inbox", "slot", "dead"]
+    seq: Seq | None = None
+    """Its place in the slot, when it is there."""
+    body_crc: Seq
+    """Tells a retry from another message under the same id."""
+
+
+class Inboxed(Record, frozen=True):
+    """An accepted message that is not in the slot yet."""
+
+    KIND = "inboxed"
+    message: Name
+    author: Name
+    agent: Name
+    channel: Name | None = None
+    wake: bool
+    injectable: bool
+    """False: carries tool blocks or is named as the agent; it waits for the turn's end."""
+    accepted_ms: Instant
+
+
+class Entry(Record, frozen=True):
+    """One row of the transcript that requests are compiled from."""
+
+    KIND = "entry"
+    entry: Seq
+    message: Name
+    author: Name
+    role: Literal["user", "assistant", "results", "marker"]
+    """`results` are tool results; a `marker` is for readers and is never sent to a provider."""
+    channel: Name | None = None
+    turn: Seq | None = None
+    round: Seq | None = None
+    at_ms: Instant
+
+
+class Lease(Record, frozen=True):
+    """The head of a slot: its one live turn, its open tool gap, and its next numbers. Never deleted.
+
+    `entry_next` and `seq_next` bind together with the last rows of inbox and slot: the next number
+    is the larger. So an acceptance need not write this row, and whatever deletes rows does.
+    """
+
+    KIND = "lease"
+    token: Seq
+    """Rises with each grant; what an old holder sends is refused by it."""
+    agent: Name | None = None
+    turn: Seq | None = None
+    gap: Seq | None = None
+    """The round whose tool gap is open: only that turn's results may enter the slot."""
+    entry_next: Seq
+    seq_next: Seq
+    request_next: Seq
+
+
+class Carried(Record, frozen=True):
+    """Exactly which rows of the slot one request carries, as inclusive ranges of its sequence."""
+
+    KIND = "carried"
+    agent: Name
+    turn: Seq
+    round: Seq
+    rows: tuple[tuple[Seq, Seq], ...]
+    sent: bool
+    """False: written before the call; true once the call was settled as sent."""
+
+
+class Wake(Record, frozen=True):
+    """A durable request for a turn. Deleted by the commit that answers it."""
+
+    KIND = "wake"
+    reason: Literal["message", "operator"]
+    author: Name
+    message: Name | None = None
+    channel: Name | None = None
+    at_ms: Instant
+
+
+class Held(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What stops a held turn. The instant is read from the wait it names, never copied."""
+
+    agent: Name
+    model: Name
+    cause: Literal["wait", "quota"]
+
+
+class Head(Record, frozen=True):
+    """Where an agent's turns stand; one row an agent, never deleted."""
+
+    KIND = "head"
+    last_turn: Seq
+    open_turn: Seq | None = None
+
+
+class Turn(Record, frozen=True):
+    """One turn: from its wakes to its last reply."""
+
+    KIND = "turn"
+    slot: Name
+    state: Literal["running", "held", "done", "failed", "cancelled"]
+    round: Seq
+    """Rounds recorded so far."""
+    attempts: Annotated[int, Meta(ge=1)]
+    """Lives of this turn's task; raised before each resume after a crash."""
+    failures: Seq = 0
+    """Provider calls of this turn that failed."""
+    held: Held | None = None
+    provider: Name
+    model: Name
+    answers: tuple[Seq, ...] = ()
+    """Entries of the wakes this turn answers."""
+    started_ms: Instant
+    ended_ms: Instant | None = None
+    error: Annotated[str, Meta(max_length=2_000)] | None = None
+
+
+class ToolCall(Record, frozen=True):
+    """One tool call: started, then done. Started and not done after a death is in doubt."""
+
+    KIND = "tool_call"
+    id: Name
+    name: Name
+    state: Literal["started", "done", "unknown"]
+    is_error: bool = False
+    result: Blocks | None = None
+    late: Blocks | None = None
+    """What came back after the turn had stopped waiting; recorded, never sent."""
+    started_ms: Instant
+    ended_ms: Instant | None = None

@@ -1,0 +1,74 @@
+"""What providers stated, by (agent, model). Outside anything a rewind of a slot can touch."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from ..store import Record
+from .fields import Instant, Name, Reason, Seq
+
+
+class Wait(Record, frozen=True):
+    """A provider's stated wait."""
+
+    KIND = "wait"
+    deadline_ms: Instant | None
+    """None: has no end of its own; an operator releases it."""
+    reason: Reason
+    set_ms: Instant
+    act: Name
+
+
+class WaitReleased(Record, frozen=True):
+    """A wait that an operator ended. The row stays, so that its counter never comes round."""
+
+    KIND = "wait_released"
+    by: Annotated[str, Meta(max_length=300)]
+    at_ms: Instant
+    act: Name
+
+
+class Alert(Record, frozen=True):
+    """Something an operator should know: raised once a hold or an episode."""
+
+    KIND = "alert"
+    kind: Name
+    agent: Name
+    model: Name
+    text: Annotated[str, Meta(max_length=2_000)]
+    at_ms: Instant
+
+
+class DeadLetter(Record, frozen=True):
+    """A message that was accepted and will not be handled, with its cause."""
+
+    KIND = "dead_letter"
+    actor: Annotated[str, Meta(max_length=300)]
+    reason: Reason
+    message: Annotated[str, Meta(max_length=4_000)]
+    at_ms: Instant
+
+
+class Quarantined(Record, frozen=True):
+    """A message that crashed its actor."""
+
+    KIND = "quarantined"
+    actor: Annotated[str, Meta(max_length=300)]
+    incarnation: Seq
+    message: Annotated[str, Meta(max_length=4_000)]
+    error: Annotated[str, Meta(max_length=8_000)]
+    at_ms: Instant
+
+
+class LogLine(Record, frozen=True):
+    """One act, for history. A boot never replays it."""
+
+    KIND = "log_line"
+    event: Name
+    agent: Name | None = None
+    model: Name | None = None
+    turn: Seq | None = None
+    text: Annotated[str, Meta(max_length=2_000)] = ""
+    at_ms: Instant
