@@ -8,7 +8,7 @@ from ..store import Record
 from .fields import Instant, Name
 
 
-class Agent(Record, frozen=True):
+class Agent(Record, frozen=True, kw_only=True):
     """An agent's durable settings; what an operator set wins over the host's `AgentSpec`."""
 
     KIND = "agent"

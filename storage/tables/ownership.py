@@ -10,7 +10,7 @@ from ..store import Record
 from .fields import Instant, Name, Seq
 
 
-class StoreMeta(Record, frozen=True):
+class StoreMeta(Record, frozen=True, kw_only=True):
     """The store itself; one row."""
 
     KIND = "store"
@@ -22,7 +22,7 @@ class StoreMeta(Record, frozen=True):
     """True between a clean close and the next open; false while open and after a death."""
 
 
-class Process(Record, frozen=True):
+class Process(Record, frozen=True, kw_only=True):
     """One process that opened the store. `last_batch` rises with each of its commits."""
 
     KIND = "process"
@@ -32,7 +32,7 @@ class Process(Record, frozen=True):
     last_batch: Seq
 
 
-class Owner(Record, frozen=True):
+class Owner(Record, frozen=True, kw_only=True):
     """Who may write an agent, slot or run. Written by take-over only; never deleted."""
 
     KIND = "owner"
@@ -40,7 +40,7 @@ class Owner(Record, frozen=True):
     fence: Annotated[int, Meta(ge=1)]
 
 
-class Sequence(Record, frozen=True):
+class Sequence(Record, frozen=True, kw_only=True):
     """The next key of a table that the store allots keys in."""
 
     KIND = "sequence"

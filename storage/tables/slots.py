@@ -15,14 +15,14 @@ from .blocks import Blocks
 from .fields import Instant, Name, Seq
 
 
-class Body(Record, frozen=True):
+class Body(Record, frozen=True, kw_only=True):
     """The content of one entry, written once at acceptance. Moving a message moves references."""
 
     KIND = "body"
     blocks: Blocks
 
 
-class MessageId(Record, frozen=True):
+class MessageId(Record, frozen=True, kw_only=True):
     """Where a message is; what makes `send(id=...)` the same message twice."""
 
     KIND = "message_id"
@@ -34,7 +34,7 @@ class MessageId(Record, frozen=True):
     """Tells a retry from another message under the same id."""
 
 
-class Inboxed(Record, frozen=True):
+class Inboxed(Record, frozen=True, kw_only=True):
     """An accepted message that is not in the slot yet."""
 
     KIND = "inboxed"
@@ -45,10 +45,14 @@ class Inboxed(Record, frozen=True):
     wake: bool
     injectable: bool
     """False: carries tool blocks or is named as the agent; it waits for the turn's end."""
+    own: bool
+    """Named as the agent itself: it renders as the agent's words."""
+    body_crc: Seq
+    body_bytes: Seq
     accepted_ms: Instant
 
 
-class Entry(Record, frozen=True):
+class Entry(Record, frozen=True, kw_only=True):
     """One row of the transcript that requests are compiled from."""
 
     KIND = "entry"
@@ -63,7 +67,7 @@ class Entry(Record, frozen=True):
     at_ms: Instant
 
 
-class Lease(Record, frozen=True):
+class Lease(Record, frozen=True, kw_only=True):
     """The head of a slot: its one live turn, its open tool gap, and its next numbers. Never deleted.
 
     `entry_next` and `seq_next` bind together with the last rows of inbox and slot: the next number
@@ -82,7 +86,7 @@ class Lease(Record, frozen=True):
     request_next: Seq
 
 
-class Carried(Record, frozen=True):
+class Carried(Record, frozen=True, kw_only=True):
     """Exactly which rows of the slot one request carries, as inclusive ranges of its sequence."""
 
     KIND = "carried"
@@ -94,11 +98,12 @@ class Carried(Record, frozen=True):
     """False: written before the call; true once the call was settled as sent."""
 
 
-class Wake(Record, frozen=True):
+class Wake(Record, frozen=True, kw_only=True):
     """A durable request for a turn. Deleted by the commit that answers it."""
 
     KIND = "wake"
-    reason: Literal["message", "operator"]
+    reason: Literal["message", "operator", "stopped"]
+    """`stopped`: a turn that a stop ended gave its wakes back as one."""
     author: Name
     message: Name | None = None
     channel: Name | None = None
@@ -113,7 +118,7 @@ class Held(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     cause: Literal["wait", "quota"]
 
 
-class Head(Record, frozen=True):
+class Head(Record, frozen=True, kw_only=True):
     """Where an agent's turns stand; one row an agent, never deleted."""
 
     KIND = "head"
@@ -121,7 +126,7 @@ class Head(Record, frozen=True):
     open_turn: Seq | None = None
 
 
-class Turn(Record, frozen=True):
+class Turn(Record, frozen=True, kw_only=True):
     """One turn: from its wakes to its last reply."""
 
     KIND = "turn"
@@ -143,7 +148,7 @@ class Turn(Record, frozen=True):
     error: Annotated[str, Meta(max_length=2_000)] | None = None
 
 
-class ToolCall(Record, frozen=True):
+class ToolCall(Record, frozen=True, kw_only=True):
     """One tool call: started, then done. Started and not done after a death is in doubt."""
 
     KIND = "tool_call"

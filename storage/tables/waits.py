@@ -10,7 +10,7 @@ from ..store import Record
 from .fields import Instant, Name, Reason, Seq
 
 
-class Wait(Record, frozen=True):
+class Wait(Record, frozen=True, kw_only=True):
     """A provider's stated wait."""
 
     KIND = "wait"
@@ -21,7 +21,7 @@ class Wait(Record, frozen=True):
     act: Name
 
 
-class WaitReleased(Record, frozen=True):
+class WaitReleased(Record, frozen=True, kw_only=True):
     """A wait that an operator ended. The row stays, so that its counter never comes round."""
 
     KIND = "wait_released"
@@ -30,7 +30,7 @@ class WaitReleased(Record, frozen=True):
     act: Name
 
 
-class Alert(Record, frozen=True):
+class Alert(Record, frozen=True, kw_only=True):
     """Something an operator should know: raised once a hold or an episode."""
 
     KIND = "alert"
@@ -41,7 +41,7 @@ class Alert(Record, frozen=True):
     at_ms: Instant
 
 
-class DeadLetter(Record, frozen=True):
+class DeadLetter(Record, frozen=True, kw_only=True):
     """A message that was accepted and will not be handled, with its cause."""
 
     KIND = "dead_letter"
@@ -51,7 +51,7 @@ class DeadLetter(Record, frozen=True):
     at_ms: Instant
 
 
-class Quarantined(Record, frozen=True):
+class Quarantined(Record, frozen=True, kw_only=True):
     """A message that crashed its actor."""
 
     KIND = "quarantined"
@@ -62,7 +62,7 @@ class Quarantined(Record, frozen=True):
     at_ms: Instant
 
 
-class LogLine(Record, frozen=True):
+class LogLine(Record, frozen=True, kw_only=True):
     """One act, for history. A boot never replays it."""
 
     KIND = "log_line"
