@@ -189,7 +189,9 @@ def use_permit() -> Permit:
     """
     permit = _permit.get()
     if permit is None:
-        raise PermitError("no permit for this provider request; nothing was sent; ask the gate first")
+        raise PermitError(
+            "no permit for this provider request; nothing was sent; ask the gate first"
+        )
     if permit.used:
         raise PermitError(
             "this permit was used by an earlier request; nothing was sent; one permit, one request"

@@ -1,0 +1,110 @@
+"""Read what a provider stated about when it may be called again. Pure; any thread.
+
+Invariants:
+    I1  Never raises, whatever the response holds.
+    I2  Never invents an instant: what is not stated, or not readable, is `unknown`.
+    I3  Of several statements of one response the longest binds; none is shortened.
+    I4  None exactly where nothing is limited and nothing was stated.
+
+A provider's own grammar is a module of `readings`; one that has none is read as generic.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from abeyance.storage.tables.fields import INSTANT_MS_MAX, REASON_CHARS_MAX
+
+from .grammar import printable
+from .instants import instant_ms
+from .readings import generic
+from .readings.response import Reading, Response, Statement, Verdict, normalised
+from .stated import StatedWait, WaitEnds
+
+READINGS: Mapping[str, Reading] = {reading.name: reading for reading in (generic.READING,)}
+_WINDOW_CHARS_MAX = 128
+
+
+def read_stated_wait(
+    *,
+    status: int | None,
+    headers: Mapping[str, object] | Iterable[tuple[str, str]] | None,
+    body: str | bytes | None,
+    received_at: float,
+    provider: str | None = None,
+    transport: str = "http",
+) -> StatedWait | None:
+    """Return what a response states, or None where nothing was stated and nothing is limited.
+
+    Not a checkpoint; touches nothing. Raises nothing.
+
+    Args:
+        status: HTTP status, or None where the transport has none.
+        headers: A mapping (a value may be a list of lines) or (name, value) pairs; names in any
+            case. A list of pairs keeps repeated lines apart, which a joined mapping cannot.
+        body: As received; only the first million characters are read.
+        received_at: Epoch seconds of the arrival, by the wall clock. Where it is no instant,
+            durations hold until released.
+        provider: A name of `READINGS`; others, and None, are recognised by their headers or read
+            as generic.
+        transport: `http`, `sse`, `event_stream`, `statusline`, `agent_sdk` or `text`.
+    """
+    response = normalised(
+        status=status,
+        headers=headers,
+        body=body,
+        received_ms=instant_ms(received_at),
+        transport=transport,
+    )
+    verdict = _reading(provider, response).judge(response)
+    if not verdict.statements and not verdict.limited:
+        return None
+    binding = max(verdict.statements, key=_length, default=None)
+    return _wait(response, verdict, binding)
+
+
+def _reading(provider: object, response: Response) -> Reading:
+    if isinstance(provider, str) and provider in READINGS:
+        return READINGS[provider]
+    for reading in READINGS.values():
+        if reading.recognises(response):
+            return reading
+    return generic.READING
+
+
+def _length(statement: Statement) -> tuple[bool, float]:
+    return (not statement.over, statement.at_ms)
+
+
+def _wait(response: Response, verdict: Verdict, binding: Statement | None) -> StatedWait:
+    if binding is None:
+        return StatedWait(
+            kind=verdict.kind,
+            ends=WaitEnds.UNKNOWN,
+            scope=verdict.scope,
+            window=_bounded(verdict.window),
+            raw=printable(response.text, chars_max=REASON_CHARS_MAX),
+        )
+    ends, deadline = _ends(binding, response.received_ms)
+    return StatedWait(
+        kind=verdict.kind,
+        ends=ends,
+        deadline_ms=deadline,
+        scope=binding.scope or verdict.scope,
+        window=_bounded(binding.window or verdict.window),
+        source=binding.source,
+        raw=printable(binding.raw, chars_max=REASON_CHARS_MAX),
+    )
+
+
+def _ends(binding: Statement, received_ms: int | None) -> tuple[WaitEnds, int | None]:
+    if binding.over or (received_ms is not None and binding.at_ms <= received_ms):
+        return WaitEnds.ALREADY_OVER, None
+    if binding.at_ms == math.inf or binding.at_ms > INSTANT_MS_MAX:
+        return WaitEnds.UNTIL_RELEASED, None
+    return WaitEnds.UNTIL, int(binding.at_ms)
+
+
+def _bounded(window: str | None) -> str | None:
+    return None if window is None else printable(window, chars_max=_WINDOW_CHARS_MAX)
