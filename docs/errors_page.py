@@ -1,0 +1,118 @@
+"""Write docs/errors.md from the error classes themselves: `./dev docs --write`.
+
+The one thing kept here is which family an error belongs to: what is still true when it is raised
+and who can do something about it. A class without a family, or a page that no longer equals what
+this prints, fails a test.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import abeyance.actors
+import abeyance.storage
+
+PAGE = Path(__file__).with_name("errors.md")
+
+
+class Family(NamedTuple):
+    title: str
+    happened: str
+    acts: str
+    members: frozenset[str]
+
+
+def _family(title: str, happened: str, acts: str, members: str) -> Family:
+    return Family(title, happened, acts, frozenset(members.split()))
+
+
+FAMILIES = (
+    _family("Bases", "", "", "AbeyanceError StorageError"),
+    _family("Refused", "no; what was handed over comes back on the error", "the caller", ""),
+    _family("Too late", "unknown at the far side; a late reply is dropped", "the caller", ""),
+    _family("Not stored", "no; the store is unchanged", "the caller or an operator", ""),
+    _family("Ambiguous", "unknown until it is reconciled", "the runtime reconciles", ""),
+    _family("Unreadable", "earlier data stands", "an operator; the domain fails closed", ""),
+    _family("Supervision", "the child ended, siblings stopped in order", "the parent", ""),
+    _family(
+        "Provider",
+        "the call was refused, failed, or was never made",
+        "the gate or the run",
+        "ProviderError ProviderStalledError PermitError",
+    ),
+    _family("Caller's mistake", "no; raised before any effect", "the caller", ""),
+)
+
+_HEAD = """\
+# Errors
+
+Every error that Abeyance raises, sorted by what is still true when it is. Each has a stable `code` for programs, attributes named in its docstring, and a text that says what failed, what is still true and what to do. All survive pickling. Wrong types are a plain `TypeError`, raised before any effect.
+
+This page is written by `./dev docs --write` from the classes; a test compares the two.
+"""
+
+
+def modules() -> list[ModuleType]:
+    """Every module of both rooms, imported."""
+    found: list[ModuleType] = []
+    for room in (abeyance.actors, abeyance.storage):
+        found.append(room)
+        below = pkgutil.walk_packages(room.__path__, room.__name__ + ".")
+        names = [info.name for info in below if not info.name.endswith("__main__")]
+        found.extend(importlib.import_module(name) for name in names)
+    return found
+
+
+def errors() -> list[type[Exception]]:
+    """Every public exception class that is defined in one of the rooms."""
+    found = {
+        value
+        for module in modules()
+        for name, value in vars(module).items()
+        if inspect.isclass(value)
+        and issubclass(value, BaseException)
+        and value.__module__ == module.__name__
+        and not name.startswith("_")
+    }
+    return sorted(found, key=lambda error: error.__name__)
+
+
+def family_of(error: type[Exception]) -> Family | None:
+    """The family that names this class, else that of its nearest base which one names."""
+    for base in error.__mro__:
+        for family in FAMILIES:
+            if base.__name__ in family.members and (base is error or family.title != "Bases"):
+                return family
+    return None
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [_HEAD]
+    listed = errors()
+    for family in FAMILIES:
+        members = [error for error in listed if family_of(error) is family]
+        if not members:
+            continue
+        parts.append(f"\n## {family.title}\n")
+        if family.happened:
+            parts.append(f"\nDid it happen? {family.happened[0].upper()}{family.happened[1:]}. ")
+            parts.append(f"Who can act: {family.acts}.\n")
+        parts.append("\n| error | code | raised in | what it says |\n|---|---|---|---|\n")
+        for error in members:
+            says = (inspect.getdoc(error) or "").partition("\n\n")[0].replace("\n", " ")
+            parts.append(
+                f"| `{error.__name__}` | `{getattr(error, 'code', '')}` "
+                f"| `{error.__module__}` | {says.replace('|', chr(92) + '|')} |\n"
+            )
+    return "".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"wrote {PAGE}")
