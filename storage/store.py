@@ -45,7 +45,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Value(NamedTuple):
-    """A record made ready for writing on the requester's side, so that the writer only frames it."""
+    """A record made ready for writing by the requester, so that the writer only frames it."""
 
     kind: str
     version: int
@@ -87,7 +87,11 @@ class Append(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """The sender whose requests build on one another, and its count of refusals learnt so far."""
+    """The sender whose requests build on one another, and its count of refusals learnt so far.
+
+    A `Refused` that is not `behind` and a `NotStored` each raise the epoch by one; a `behind` does
+    not, or a request planned between the two would slip through.
+    """
 
     sender: str
     epoch: int
@@ -165,6 +169,10 @@ class Store(Protocol):
     def limits(self) -> Limits:
         """The largest request this store takes."""
 
+    @property
+    def nonce(self) -> str:
+        """The name of this opening: the key of its row in `processes`. Never used twice."""
+
     def submit(self, batch: Sequence[Request], done: Done) -> None:
         """Hand over one batch; at most one is out at a time.
 
@@ -204,7 +212,8 @@ class Store(Protocol):
         """Read the rows whose key begins with `prefix`, in key order, copied out.
 
         An unreadable row is yielded as its `UnreadableRecordError`, so that one bad row does not
-        hide the others. The rows are of one state of the store.
+        hide the others. The rows are of one state of the store as far as one transaction reaches:
+        always for a `limit` of up to 1,000; a longer scan may be continued in a later state.
         """
 
     def revision(self) -> int:
@@ -212,6 +221,9 @@ class Store(Protocol):
 
     def changes(self, after: int, limit: int = 1000) -> Sequence[tuple[int, str, Key]]:
         """(revision, table, key) of what changed after a revision, oldest first.
+
+        A revision is never cut: the answer ends with the revision that reaches `limit`. Tables that
+        the store keeps for itself (meta, processes, sequences) are left out.
 
         Raises:
             RevisionPrunedError: Changes that old are no longer kept; read the tables again.

@@ -68,7 +68,7 @@ class Entry(Record, frozen=True, kw_only=True):
 
 
 class Lease(Record, frozen=True, kw_only=True):
-    """The head of a slot: its one live turn, its open tool gap, and its next numbers. Never deleted.
+    """The head of a slot: its live turn, its open tool gap, its next numbers. Never deleted.
 
     `entry_next` and `seq_next` bind together with the last rows of inbox and slot: the next number
     is the larger. So an acceptance need not write this row, and whatever deletes rows does.

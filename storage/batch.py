@@ -1,0 +1,318 @@
+"""A batch, decided in memory: which requests hold, and the rows they leave.
+
+`prepare` checks and encodes on the requester's side; `decide` weighs the guards of prepared
+requests against counters that were read for all of them at once. Nothing is written here, so a
+refused request has nothing to undo, and a row that several requests put is written once.
+
+Invariants:
+    I1  `decide` changes nothing but its own `Decision`: a batch can be decided again.
+    I2  A guard sees what earlier requests of the batch put, never its own request's puts.
+
+Runs in: `prepare` in the submitting thread, `decide` in the writer thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from .errors import InvalidRequestError, RequestTooLargeError, UnreadableRecordError
+from .keys import encode_key, encoder
+from .store import Append, Chain, Guard, Key, Limits, NotStored, Refused, Request, Value
+from .tables import TABLES
+
+KEPT_BY_THE_STORE: Final = frozenset({"meta", "sequences"})
+"""Tables that only the store itself writes; of `processes` a request may delete rows."""
+
+_SHAPES: Final = {
+    name: (encoder(table.key), frozenset(kind.KIND for kind in table.kinds), table.append)
+    for name, table in TABLES.items()
+}
+
+Counter: TypeAlias = int | UnreadableRecordError
+"""A row's counter (0: no row), or why it can't be told."""
+Counters: TypeAlias = dict[str, dict[bytes, Counter]]
+Written: TypeAlias = tuple[int, Value, bytes]
+"""Counter, value and the allotted key for its header."""
+
+
+class Prepared(NamedTuple):
+    """A request whose keys are encoded and whose shape is checked."""
+
+    guards: list[tuple[str, bytes, int, Guard]]
+    puts: list[tuple[str, bytes, Value]]
+    deletes: list[tuple[str, bytes]]
+    appends: list[tuple[str, Value]]
+    chain: Chain | None
+
+
+class Failed(NamedTuple):
+    """Guards that did not hold, each with what the batch wrote there and whether it did."""
+
+    guards: list[tuple[str, bytes, Guard, Written | None, bool]]
+
+
+class Decision:
+    """What a batch comes to: an outcome a request, and the rows to write."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[tuple[Key, ...] | Refused | NotStored | Failed] = []
+        """Allotted keys: it holds. `Failed`: to be answered with the rows that stood there."""
+        self.rows: dict[str, dict[bytes, Written | None]] = {}
+        """By table and key; None deletes."""
+        self.appended: dict[str, list[tuple[bytes, Written]]] = {}
+        self.next: dict[str, int] = {}
+        """The next key of each table that was appended to."""
+        self.refused: dict[str, int] = {}
+        """Sender: the last epoch it was refused in, by this batch."""
+
+    @property
+    def writes(self) -> bool:
+        return bool(self.rows or self.appended)
+
+
+def prepare(batch: Sequence[Request], limits: Limits) -> list[Prepared]:
+    """Check and encode requests; nothing is read or written.
+
+    Raises:
+        InvalidRequestError: An unknown table, a malformed key, a key twice, a kind that the table
+            does not hold, a table that is the store's own; `field` names the place.
+        RequestTooLargeError: A request exceeds `limits`.
+    """
+    ready = []
+    for index, request in enumerate(batch):
+        try:
+            ready.append(_prepare(request, limits))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise _explain(index, request, error) from error
+    return ready
+
+
+def tables_read(batch: Sequence[Prepared]) -> dict[str, set[bytes]]:
+    """The keys whose counters `decide` needs, by table."""
+    wanted: dict[str, set[bytes]] = {}
+    get = wanted.get
+    for guards, puts, _, _, _ in batch:
+        for table, key, _, _ in guards:
+            keys = get(table)
+            if keys is None:
+                keys = wanted[table] = set()
+            keys.add(key)
+        for table, key, _ in puts:
+            keys = get(table)
+            if keys is None:
+                keys = wanted[table] = set()
+            keys.add(key)
+    return wanted
+
+
+def tables_appended(batch: Sequence[Prepared]) -> set[str]:
+    """The tables in which `decide` may allot keys."""
+    return {table for request in batch for table, _ in request.appends}
+
+
+def decide(
+    batch: Sequence[Prepared],
+    counters: Counters,
+    next_keys: Mapping[str, int],
+    refused: Mapping[str, int],
+) -> Decision:
+    """Decide every request in order.
+
+    Args:
+        counters: Of every key in `tables_read`; a key that is missing has no row. Changed in place.
+        next_keys: The next key of every table in `tables_appended`.
+        refused: The last epoch each sender was refused in, by earlier batches.
+    """
+    decision = Decision()
+    outcomes, rows = decision.outcomes, decision.rows
+    for guards, puts, deletes, appends, chain in batch:
+        if chain is not None and _is_behind(chain, refused, decision.refused):
+            outcomes.append(Refused(behind=True))
+            continue
+        for table, key, counter, _ in guards:
+            if counters[table].get(key, 0) != counter:
+                outcomes.append(_refuse(guards, counters, rows))
+                break
+        else:
+            unreadable = _put(puts, counters, rows) if puts else None
+            if unreadable is None:
+                for table, key in deletes:
+                    counters.setdefault(table, {})[key] = 0
+                    rows.setdefault(table, {})[key] = None
+                outcomes.append(
+                    _append(decision, puts, appends, next_keys, counters) if appends else ()
+                )
+                continue
+            outcomes.append(NotStored(unreadable))
+        if chain is not None:
+            decision.refused[chain.sender] = max(
+                chain.epoch, decision.refused.get(chain.sender, chain.epoch)
+            )
+    return decision
+
+
+def _prepare(request: Request, limits: Limits) -> Prepared:
+    guards, puts, deletes, appends, chain = request
+    ops = len(guards) + len(puts) + len(deletes) + len(appends)
+    if ops > limits.ops_max:
+        raise _too_large("ops", ops, limits.ops_max)
+    size = 0
+    guarded = []
+    for guard in guards:
+        table, key, counter = guard
+        guarded.append((table, _SHAPES[table][0](key), counter, guard))
+    written = []
+    for table, key, value in puts:
+        encode, kinds, appending = _SHAPES[table]
+        if value[0] not in kinds or table in KEPT_BY_THE_STORE or table == "processes" or appending:
+            _check_put(request, table, key, value)
+        raw = encode(key)
+        size += len(value[2]) + len(raw)
+        written.append((table, raw, value))
+    deleted = [(table, _SHAPES[table][0](key)) for table, key in deletes]
+    for append in appends:
+        _, kinds, appending = _SHAPES[append.table]
+        if not appending or append.value.kind not in kinds or append.value.allotted is not None:
+            raise ValueError(f"appends[{appends.index(append)}]")
+        size += len(append.value.body)
+    if size > limits.payload_bytes_max:
+        raise _too_large("payload", size, limits.payload_bytes_max)
+    if len(written) + len(deleted) > 1:
+        _check_once(written, deleted)
+    for value_of in puts:
+        allotted = value_of.value.allotted
+        if allotted is not None and not 0 <= allotted < len(appends):
+            raise ValueError("puts.value.allotted")
+    for table, _ in deletes:
+        if table in KEPT_BY_THE_STORE:
+            raise ValueError(f"deletes: {table} is the store's own")
+    return Prepared(guarded, written, deleted, list(appends), chain)
+
+
+def _check_put(request: Request, table: str, key: Key, value: Value) -> None:
+    _, kinds, appending = _SHAPES[table]
+    if value.kind not in kinds:
+        raise ValueError(f"puts: table {table} holds no {value.kind!r}")
+    if not appending:
+        raise ValueError(f"puts: {table} is the store's own")
+    # A row of a table that the store allots keys in may be changed, never made, by a put.
+    for guard in request.guards:
+        if guard.table == table and guard.key == key and guard.counter > 0:
+            return
+    raise ValueError(f"puts: a row of {table} is made by an append, and put only under its guard")
+
+
+def _check_once(written: list[tuple[str, bytes, Value]], deleted: list[tuple[str, bytes]]) -> None:
+    seen = {(table, key) for table, key, _ in written}
+    seen.update(deleted)
+    if len(seen) != len(written) + len(deleted):
+        raise ValueError("puts and deletes name a key twice")
+
+
+def _too_large(what: str, size: int, limit: int) -> RequestTooLargeError:
+    return RequestTooLargeError(
+        f"a request of {size} {what} exceeds the store's {limit}; nothing of its batch was taken; "
+        "cut the work into several requests",
+        field=what,
+        size=size,
+        limit=limit,
+    )
+
+
+def _explain(index: int, request: Request, error: Exception) -> InvalidRequestError:
+    if isinstance(error, RequestTooLargeError):
+        error.field = f"batch[{index}].{error.field}"
+        return error
+    field = f"batch[{index}]"
+    named = (
+        [(f"guards[{n}]", op) for n, op in enumerate(request.guards)]
+        + [(f"puts[{n}]", op) for n, op in enumerate(request.puts)]
+        + [(f"deletes[{n}]", op) for n, op in enumerate(request.deletes)]
+        + [(f"appends[{n}]", op) for n, op in enumerate(request.appends)]
+        if isinstance(request, Request)
+        else []
+    )
+    why = str(error)
+    for name, op in named:
+        if op.table not in TABLES:
+            field, why = f"{field}.{name}.table", f"there is no table {op.table!r}"
+            break
+        if isinstance(op, Append):
+            continue
+        try:
+            encode_key(TABLES[op.table].key, op.key)
+        except InvalidRequestError as refused:
+            field, why = f"{field}.{name}.{refused.field}", str(refused)
+            break
+    return InvalidRequestError(
+        f"{field} is not valid: {why}; nothing of the batch was taken; correct it", field=field
+    )
+
+
+def _is_behind(chain: Chain, refused: Mapping[str, int], lately: Mapping[str, int]) -> bool:
+    sender, epoch = chain
+    return epoch <= lately.get(sender, -1) or epoch <= refused.get(sender, -1)
+
+
+def _refuse(
+    guards: list[tuple[str, bytes, int, Guard]],
+    counters: Counters,
+    rows: dict[str, dict[bytes, Written | None]],
+) -> Failed | NotStored:
+    failed = []
+    for table, key, counter, guard in guards:
+        found = counters[table].get(key, 0)
+        if isinstance(found, UnreadableRecordError):
+            return NotStored(found)
+        if found != counter:
+            touched = rows.get(table, {})
+            failed.append((table, key, guard, touched.get(key), key in touched))
+    return Failed(failed)
+
+
+def _put(
+    puts: list[tuple[str, bytes, Value]],
+    counters: Counters,
+    rows: dict[str, dict[bytes, Written | None]],
+) -> UnreadableRecordError | None:
+    for table, key, _ in puts:
+        found = counters[table].get(key, 0)
+        if found.__class__ is not int:
+            assert isinstance(found, UnreadableRecordError)
+            return found
+    for table, key, value in puts:
+        known = counters[table]
+        counter = known[key] = known.get(key, 0) + 1  # type: ignore[operator]
+        target = rows.get(table)
+        if target is None:
+            target = rows[table] = {}
+        target[key] = (counter, value, b"")
+    return None
+
+
+def _append(
+    decision: Decision,
+    puts: list[tuple[str, bytes, Value]],
+    appends: list[tuple[str, Value]],
+    next_keys: Mapping[str, int],
+    counters: Counters,
+) -> tuple[Key, ...]:
+    allotted: list[Key] = []
+    encoded: list[bytes] = []
+    for table, value in appends:
+        number = decision.next.get(table) or next_keys[table]
+        decision.next[table] = number + 1
+        key: Key = (number,)
+        raw = encode_key((int,), key)
+        decision.appended.setdefault(table, []).append((raw, (1, value, b"")))
+        if table in counters:
+            counters[table][raw] = 1
+        allotted.append(key)
+        encoded.append(raw)
+    for table, key_of, value in puts:
+        if value.allotted is not None:
+            written = decision.rows[table][key_of]
+            assert written is not None
+            decision.rows[table][key_of] = (written[0], value, encoded[value.allotted])
+    return tuple(allotted)

@@ -1,0 +1,272 @@
+"""Records as bytes and back: the one door to msgpack.
+
+A value on disk is a msgpack map, its fields always in this order:
+
+    c  uint64  the row's counter
+    s  uint32  the checksum
+    k  str     the record's kind
+    v  int     the record's version
+    a  bin     the encoded key that was allotted (only where there is one)
+    b  bin     the body: a msgpack map of the record's fields
+
+    s = crc32(c as 8 bytes, crc32(b) as 4 bytes, key, a;
+              started from crc32(table, 00, the bytes of k and v))
+
+Invariants:
+    I1  A body was checked against its record's strict schema, as packed, before it is written.
+    I2  A row is handed out only after checksum, kind, version and schema were checked.
+    I3  Equal records have equal bodies: fields are packed in the schema's order.
+
+Runs in: `encode` in the requester's thread; the rest in the reading and the writer thread.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import zlib
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple, NoReturn
+
+import msgpack  # type: ignore[import-untyped]
+import msgspec
+from msgspec.structs import asdict
+
+from .errors import InvalidRecordError, StorageError, UnreadableRecordError
+from .keys import decode_key
+from .store import Key, Record, Row, Value
+from .tables import TABLES
+
+_HEAD: Final = struct.Struct(">4sQ3sI")
+_SUM: Final = struct.Struct(">QI")
+_PLAIN: Final = b"\x85\xa1c\xcf"
+_ALLOTTED: Final = b"\x86\xa1c\xcf"
+_SUM_FIELD: Final = b"\xa1s\xce"
+_BIN8: Final = tuple(b"\xa1b\xc4" + bytes([size]) for size in range(256))
+_FIELDS: Final = (["c", "s", "k", "v", "b"], ["c", "s", "k", "v", "a", "b"])
+
+
+class _Kind(NamedTuple):
+    kind: str
+    version: int
+    record: type[Record]
+    check: msgspec.msgpack.Decoder[Any]
+
+
+class _Header(NamedTuple):
+    counter: int
+    known: _Kind
+    allotted: bytes
+    body: bytes
+
+
+def _expand(value: Any) -> Any:
+    """What strict packing does not know by itself: tuples and nested structs, nothing else."""
+    if type(value) is tuple:
+        return list(value)
+    if isinstance(value, msgspec.Struct):
+        tag = value.__struct_config__.tag
+        fields = asdict(value)
+        return fields if tag is None else {value.__struct_config__.tag_field: tag, **fields}
+    raise TypeError(f"{type(value).__name__} can't be stored")
+
+
+_KINDS: Final[dict[type[Record], _Kind]] = {
+    record: _Kind(record.KIND, record.VERSION, record, msgspec.msgpack.Decoder(record))
+    for table in TABLES.values()
+    for record in table.kinds
+}
+_BY_TABLE: Final[dict[str, dict[str, _Kind]]] = {
+    table.name: {record.KIND: _KINDS[record] for record in table.kinds} for table in TABLES.values()
+}
+_crc32: Final = zlib.crc32
+
+
+class _Packers(threading.local):
+    """A packer a thread: it is not safe across threads, and making one costs as much as packing."""
+
+    def __init__(self) -> None:
+        self.pack = msgpack.Packer(default=_expand, strict_types=True).pack
+
+
+_packers: Final = _Packers()
+
+
+def pack(value: Any) -> bytes:
+    """Pack plain data strictly: no subclasses, no silent conversions."""
+    return _packers.pack(value)  # type: ignore[no-any-return]
+
+
+def unpack(raw: bytes) -> Any:
+    """Unpack plain data strictly.
+
+    Raises:
+        ValueError: Not one whole msgpack value, or one too deeply nested.
+    """
+    try:
+        return msgpack.unpackb(raw, ext_hook=_refuse_extension)
+    except (msgpack.UnpackException, RecursionError) as error:
+        raise ValueError(str(error) or type(error).__name__) from error
+
+
+def encode(record: Record, *, allotted: int | None = None) -> Value:
+    """Check a record against its schema and pack it.
+
+    Not durable: a `Value` is put by a request.
+
+    Args:
+        allotted: Index of the request's append whose key goes into the header.
+    Raises:
+        InvalidRecordError: A field is not what the schema asks for; `kind` and `field` name it.
+    """
+    known = _KINDS.get(type(record))
+    if known is None:
+        raise InvalidRecordError(
+            f"{type(record).__name__} is no record of any table; nothing was encoded; "
+            "use a record of abeyance.storage.tables",
+            kind=type(record).__name__,
+            field="",
+        )
+    try:
+        body = _packers.pack(asdict(record))
+        known.check.decode(body)
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        _refuse_record(known, record, error)
+    return Value(known.kind, known.version, body, _crc32(body), allotted)
+
+
+def frame_all(
+    table: str, entries: Iterable[tuple[bytes, tuple[int, Value, bytes]]]
+) -> list[tuple[bytes, bytes]]:
+    """Frame rows of one table: (key, (counter, value, allotted key)) to (key, bytes on disk)."""
+    starts: dict[tuple[str, int], tuple[bytes, int]] = {}
+    framed: list[tuple[bytes, bytes]] = []
+    add, head, sum_of, crc32 = framed.append, _HEAD.pack, _SUM.pack, _crc32
+    for key, (counter, (kind, version, body, body_crc, _), allotted) in entries:
+        start = starts.get((kind, version))
+        if start is None:
+            start = starts[kind, version] = _start(table, kind, version)
+        middle, crc = start
+        size = len(body)
+        tail = _BIN8[size] if size < 256 else b"\xa1b" + _bin_head(size)
+        crc = crc32(sum_of(counter, body_crc) + key + allotted, crc)
+        if allotted:
+            middle += b"\xa1a\xc4" + bytes([len(allotted)]) + allotted
+        first = _ALLOTTED if allotted else _PLAIN
+        add((key, head(first, counter, _SUM_FIELD, crc) + middle + tail + body))
+    return framed
+
+
+def frame(table: str, key: bytes, counter: int, value: Value, allotted: bytes = b"") -> bytes:
+    """Frame one row."""
+    return frame_all(table, [(key, (counter, value, allotted))])[0][1]
+
+
+def read_counter(table: str, key: bytes, raw: bytes) -> int:
+    """The counter of a row as it is on disk, once its checksum, kind and version were checked.
+
+    Raises:
+        UnreadableRecordError: The row can't be trusted.
+    """
+    return _open(table, key, raw).counter
+
+
+def decode(table: str, key: bytes, raw: bytes) -> Row:
+    """The row in these bytes, checked against its record's schema.
+
+    Raises:
+        UnreadableRecordError: The row can't be trusted; it names table and key.
+    """
+    counter, known, allotted, body = _open(table, key, raw)
+    try:
+        record = msgspec.convert(unpack(body), known.record, strict=True)
+        return Row(counter, record, decode_key(allotted) if allotted else None)
+    except (msgspec.MsgspecError, ValueError) as error:
+        _refuse_row(table, key, f"schema of {known.kind}: {error}")
+
+
+def row_of(table: str, counter: int, value: Value, allotted: bytes = b"") -> Row:
+    """The row that writing this value makes, without going through the disk."""
+    known = _BY_TABLE[table][value.kind]
+    record = msgspec.convert(unpack(value.body), known.record, strict=True)
+    return Row(counter, record, decode_key(allotted) if allotted else None)
+
+
+def _start(table: str, kind: str, version: int) -> tuple[bytes, int]:
+    middle = b"\xa1k" + pack(kind) + b"\xa1v" + pack(version)
+    return middle, _crc32(table.encode() + b"\0" + middle)
+
+
+def _bin_head(size: int) -> bytes:
+    if size < 2**16:
+        return b"\xc5" + size.to_bytes(2, "big")
+    return b"\xc6" + size.to_bytes(4, "big")
+
+
+def _open(table: str, key: bytes, raw: bytes) -> _Header:
+    try:
+        fields = msgpack.unpackb(raw, ext_hook=_refuse_extension)
+    except (msgpack.UnpackException, ValueError, RecursionError) as error:
+        _refuse_row(table, key, f"not a value: {str(error) or type(error).__name__}")
+    if type(fields) is not dict or list(fields) not in _FIELDS:
+        _refuse_row(table, key, "not a value: other fields than c, s, k, v, a, b")
+    counter, checksum, kind, version = fields["c"], fields["s"], fields["k"], fields["v"]
+    body, allotted = fields["b"], fields.get("a", b"")
+    if (
+        type(counter) is not int
+        or type(checksum) is not int
+        or type(kind) is not str
+        or type(version) is not int
+        or type(body) is not bytes
+        or type(allotted) is not bytes
+        or not 0 < counter < 2**64
+        or not 0 < version < 2**32
+    ):
+        _refuse_row(table, key, "not a value: a header field of another type")
+    _, crc = _start(table, kind, version)
+    if _crc32(_SUM.pack(counter, _crc32(body)) + key + allotted, crc) != checksum:
+        _refuse_row(table, key, "checksum")
+    known = _BY_TABLE[table].get(kind)
+    if known is None:
+        _refuse_row(table, key, f"unknown kind {kind!r:.80}")
+    if version != known.version:
+        _refuse_row(table, key, f"version {version} of {kind}; this program reads {known.version}")
+    return _Header(counter, known, allotted, body)
+
+
+def _refuse_extension(code: int, data: bytes) -> NoReturn:
+    raise ValueError(f"extension type {code}")
+
+
+def _refuse_row(table: str, key: bytes, cause: str) -> NoReturn:
+    try:
+        named: Key | bytes = decode_key(key)
+    except ValueError:
+        named = key
+    raise UnreadableRecordError(
+        f"row {named!r} of table {table} can't be trusted ({cause}); the row was not changed and "
+        "other rows stand; see 'abeyance check', restore or delete this row",
+        table=table,
+        key=named,
+        cause=cause,
+    ) from None
+
+
+def _refuse_record(known: _Kind, record: Record, error: Exception) -> NoReturn:
+    field, why = "", str(error)
+    if isinstance(error, msgspec.ValidationError):
+        why, _, path = why.partition(" - at `$")
+        field = path.rstrip("`").removeprefix(".")
+    else:
+        for name, value in asdict(record).items():
+            try:
+                pack(value)
+            except (StorageError, TypeError, ValueError, OverflowError, RecursionError):
+                field = name
+                break
+    raise InvalidRecordError(
+        f"field {field or '(whole)'} of a {known.kind} record is not valid: {why}; "
+        "nothing was encoded; correct the field",
+        kind=known.kind,
+        field=field,
+    ) from error

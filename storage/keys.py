@@ -1,0 +1,180 @@
+"""Keys as bytes: an encoding of tuples that sorts as the tuples do, part by part.
+
+    text     02, its UTF-8 with 00 written 01 01 and 01 written 01 02, then 00
+    bytes    01, the same, then 00
+    integer  03, then 8 bytes, big-endian
+
+Invariants:
+    I1  a < b as tuples of equal shape, exactly when encode(a) < encode(b) as bytes.
+    I2  encode(p) is a prefix of encode(k) exactly when p is a prefix of k, in whole parts.
+    I3  No encoded key exceeds `KEY_BYTES_MAX`, which is the engine's own limit.
+
+Runs in: any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NoReturn
+
+from .errors import InvalidRequestError
+from .store import Key
+
+KEY_BYTES_MAX: Final = 511
+INT_MAX: Final = 2**64 - 1
+
+_BYTES: Final = 1
+_TEXT: Final = 2
+_INT: Final = 3
+_NAMES: Final = {str: "text", int: "an integer", bytes: "bytes"}
+
+
+def encode_key(shape: tuple[type, ...], key: Key) -> bytes:
+    """Encode a whole key.
+
+    Args:
+        shape: The types of the table's key parts.
+    Raises:
+        InvalidRequestError: Not a tuple of that shape, an integer outside 0..2**64-1, text that is
+            not Unicode, or too long; `field` names the part.
+    """
+    return encoder(shape)(key)
+
+
+def encode_prefix(shape: tuple[type, ...], prefix: Key) -> bytes:
+    """Encode the first parts of a key, possibly none of them or all.
+
+    Raises:
+        InvalidRequestError: As `encode_key`, and for more parts than the shape has.
+    """
+    if type(prefix) is not tuple or len(prefix) > len(shape):
+        _refuse_shape(shape, prefix)
+    return _encode(shape[: len(prefix)], prefix)
+
+
+def decode_key(raw: bytes) -> Key:
+    """Decode an encoded key; it tells the types of its parts itself.
+
+    Raises:
+        ValueError: These bytes are no encoded key.
+    """
+    parts: list[str | int | bytes] = []
+    at, end = 0, len(raw)
+    while at < end:
+        code = raw[at]
+        if code == _INT:
+            if at + 9 > end:
+                raise ValueError("a key's integer part is cut off")
+            parts.append(int.from_bytes(raw[at + 1 : at + 9], "big"))
+            at += 9
+        elif code in (_TEXT, _BYTES):
+            stop = raw.find(0, at + 1)
+            if stop < 0:
+                raise ValueError("a key's text part is cut off")
+            body = raw[at + 1 : stop]
+            if 1 in body:
+                body = body.replace(b"\1\1", b"\0").replace(b"\1\2", b"\1")
+            parts.append(body.decode() if code == _TEXT else body)
+            at = stop + 1
+        else:
+            raise ValueError(f"a key part of unknown type {code}")
+    return tuple(parts)
+
+
+def encoder(shape: tuple[type, ...]) -> Callable[[Key], bytes]:
+    """The encoder of one shape; the common shapes have one of their own, for speed."""
+    found = _ENCODERS.get(shape)
+    if found is None:
+        found = _ENCODERS[shape] = lambda key: _encode_whole(shape, key)
+    return found
+
+
+def _encode_text(key: Key) -> bytes:
+    try:
+        (text,) = key
+        if type(text) is str and type(key) is tuple:
+            raw = text.encode()
+            if 0 not in raw and 1 not in raw and len(raw) <= KEY_BYTES_MAX - 2:
+                return b"\2%b\0" % raw
+    except (TypeError, ValueError):
+        pass  # Refused below, with the part's name.
+    return _encode_whole((str,), key)
+
+
+def _encode_text_int(key: Key) -> bytes:
+    try:
+        text, number = key
+        if type(text) is str and type(number) is int and type(key) is tuple:
+            raw = text.encode()
+            if 0 not in raw and 1 not in raw and len(raw) <= KEY_BYTES_MAX - 11:
+                return b"\2%b\0\3%b" % (raw, number.to_bytes(8, "big"))
+    except (TypeError, ValueError, OverflowError):
+        pass  # Refused below, with the part's name.
+    return _encode_whole((str, int), key)
+
+
+def _encode_text_text(key: Key) -> bytes:
+    try:
+        first, second = key
+        if type(first) is str and type(second) is str and type(key) is tuple:
+            raw, more = first.encode(), second.encode()
+            if (
+                0 not in raw
+                and 1 not in raw
+                and 0 not in more
+                and 1 not in more
+                and len(raw) + len(more) <= KEY_BYTES_MAX - 4
+            ):
+                return b"\2%b\0\2%b\0" % (raw, more)
+    except (TypeError, ValueError):
+        pass  # Refused below, with the part's name.
+    return _encode_whole((str, str), key)
+
+
+def _encode_whole(shape: tuple[type, ...], key: Key) -> bytes:
+    if type(key) is not tuple or len(key) != len(shape):
+        _refuse_shape(shape, key)
+    return _encode(shape, key)
+
+
+def _encode(shape: tuple[type, ...], key: Key) -> bytes:
+    out = bytearray()
+    for index, (part, kind) in enumerate(zip(key, shape, strict=True)):
+        if type(part) is not kind:
+            _refuse(index, f"must be {_NAMES[kind]}, not {type(part).__name__}")
+        if isinstance(part, int):
+            if not 0 <= part <= INT_MAX:
+                _refuse(index, f"must be 0..2**64-1, not {part}")
+            out += b"\3" + part.to_bytes(8, "big")
+        else:
+            try:
+                raw = part.encode() if isinstance(part, str) else part
+            except UnicodeEncodeError:
+                _refuse(index, "is not valid Unicode text")
+            escaped = raw.replace(b"\1", b"\1\2").replace(b"\0", b"\1\1")
+            out += (b"\2" if kind is str else b"\1") + escaped + b"\0"
+        if len(out) > KEY_BYTES_MAX:
+            _refuse(index, f"makes the key longer than {KEY_BYTES_MAX} bytes")
+    return bytes(out)
+
+
+def _refuse_shape(shape: tuple[type, ...], key: object) -> NoReturn:
+    wanted = ", ".join(_NAMES[kind] for kind in shape)
+    raise InvalidRequestError(
+        f"a key of this table is a tuple ({wanted}), not {key!r:.200}; nothing was done; "
+        "name the row by such a tuple",
+        field="key",
+    )
+
+
+def _refuse(index: int, why: str) -> NoReturn:
+    raise InvalidRequestError(
+        f"part {index} of a key {why}; nothing was done; use another key", field=f"key[{index}]"
+    )
+
+
+_ENCODERS: Final[dict[tuple[type, ...], Callable[[Key], bytes]]] = {
+    (str,): _encode_text,
+    (str, int): _encode_text_int,
+    (str, str): _encode_text_text,
+}
