@@ -30,6 +30,8 @@ class Scale(NamedTuple):
     piece_s: float
     """About how long one timed piece of one side takes."""
     quick: bool
+    pinned: bool = False
+    """Where the process was placed: some rows have a floor for each placement."""
 
 
 FULL = Scale(rounds=9, piece_s=0.25, quick=False)

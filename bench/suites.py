@@ -1,0 +1,29 @@
+"""The list of suites: what each measures, and how long it may take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from .asking import ask_from_host, ask_from_trio
+from .crowd import crash_to_reply, crowd, spawn
+from .measure import Result, Scale
+from .telling import tell_from_host, tell_from_trio
+
+
+class Suite(NamedTuple):
+    name: str
+    rows: tuple[str, ...]
+    run: Callable[[Scale], list[Result]]
+    timeout_s: float = 120.0
+
+
+SUITES = (
+    Suite("tell-trio", ("tell-trio-1", "tell-trio-16", "tell-trio-1000"), tell_from_trio),
+    Suite("tell-host", ("tell-host",), tell_from_host),
+    Suite("ask-trio", ("ask-trio",), ask_from_trio),
+    Suite("ask-host", ("ask-host-1000",), ask_from_host),
+    Suite("spawn", ("spawn", "memory"), spawn),
+    Suite("crash", ("crash",), crash_to_reply),
+    Suite("crowd", ("crowd",), crowd, 240.0),
+)

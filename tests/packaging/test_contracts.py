@@ -1,0 +1,95 @@
+"""Every import contract breaks when it is broken: each is violated once in a scratch copy."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tomllib
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from .checkout import ROOT, run
+
+
+class Plant(NamedTuple):
+    """A line that breaks a contract, and the module it is planted in."""
+
+    contract: str
+    module: str
+    line: str
+
+
+PLANTS = [
+    Plant("rooms", "actors/providers/port.py", "import abeyance.actors.domain"),
+    Plant("rooms", "actors/domain/errors.py", "import abeyance.actors.runtime"),
+    Plant("rooms", "actors/runtime.py", "import abeyance.actors.testing"),
+    Plant("rooms", "storage/keys.py", "import abeyance.actors.core.clock"),
+    Plant("storage", "storage/keys.py", "import abeyance.actors.core.clock"),
+    Plant("storage", "storage/keys.py", "import trio"),
+    Plant("storage", "storage/tables/fields.py", "import pykka"),
+    Plant("core", "actors/core/clock.py", "import abeyance.storage.keys"),
+    Plant("core", "actors/core/clock.py", "import abeyance.actors.domain.errors"),
+    Plant("core", "actors/core/clock.py", "import lmdb"),
+    Plant("pykka", "actors/domain/errors.py", "import pykka"),
+    Plant("pykka", "actors/ops/protocol.py", "from pykka import ThreadingActor"),
+    Plant("lmdb", "storage/keys.py", "import lmdb"),
+    Plant("lmdb", "actors/ops/protocol.py", "import lmdb"),
+    Plant("msgpack", "storage/keys.py", "import msgpack"),
+    Plant("msgpack", "actors/domain/errors.py", "import msgpack"),
+    Plant("http", "actors/domain/errors.py", "import httpx2"),
+    Plant("http", "actors/core/clock.py", "import http.client"),
+    Plant("http", "storage/keys.py", "import h11"),
+]
+
+
+def _contracts() -> list[str]:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        listed = tomllib.load(file)["tool"]["importlinter"]["contracts"]
+    return [contract["id"] for contract in listed]
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    copy = tmp_path_factory.mktemp("scratch")
+    shutil.copy2(ROOT / "pyproject.toml", copy)
+    (copy / ".dev" / "abeyance").mkdir(parents=True)
+    for room in ("actors", "storage"):
+        shutil.copytree(ROOT / room, copy / room, ignore=shutil.ignore_patterns("__pycache__"))
+        (copy / ".dev" / "abeyance" / room).symlink_to(Path("..", "..", room))
+    return copy
+
+
+def _lint(scratch: Path, contract: str) -> tuple[int, str]:
+    # The scratch copy stands before the editable project on the path.
+    done = run(
+        *(Path(sys.executable).with_name("lint-imports"), "--no-cache", "--contract", contract),
+        cwd=scratch,
+        PYTHONPATH=str(scratch / ".dev"),
+    )
+    return done.returncode, done.stdout
+
+
+@pytest.mark.parametrize("contract", _contracts())
+def test_contract_is_kept(scratch: Path, contract: str) -> None:
+    code, said = _lint(scratch, contract)
+    assert code == 0, said
+    assert "1 kept, 0 broken" in said
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda p: f"{p.contract}-{p.module}-{p.line}")
+def test_contract_breaks_when_it_is_violated(scratch: Path, plant: Plant) -> None:
+    path = scratch / plant.module
+    before = path.read_text(encoding="utf-8")
+    path.write_text(f"{before}\n{plant.line}\n", encoding="utf-8")
+    try:
+        code, said = _lint(scratch, plant.contract)
+    finally:
+        path.write_text(before, encoding="utf-8")
+    assert code == 1, said
+    assert "0 kept, 1 broken" in said
+
+
+def test_every_contract_has_a_violation_planted() -> None:
+    assert {plant.contract for plant in PLANTS} == set(_contracts())
