@@ -1,1 +1,58 @@
+"""Adapters at the wire, and one reader of what providers state about waiting."""
 
+from typing import TYPE_CHECKING, Any
+
+from .declaration import ProviderIncompleteError, check_provider
+from .instants import deadline_ms, render_instant
+from .port import (
+    ModelReply,
+    ModelRequest,
+    PermitError,
+    Provider,
+    ProviderError,
+    ProviderMessage,
+    ProviderStalledError,
+    ReplyDelta,
+    StopReason,
+    ToolSchema,
+    Usage,
+)
+from .reader import read_stated_wait
+from .stated import StatedWait, WaitEnds, WaitKind, WaitScope
+
+if TYPE_CHECKING:
+    from .anthropic import AnthropicProvider, ProviderNotInstalledError
+
+__all__ = [
+    "AnthropicProvider",
+    "ModelReply",
+    "ModelRequest",
+    "PermitError",
+    "Provider",
+    "ProviderError",
+    "ProviderIncompleteError",
+    "ProviderMessage",
+    "ProviderNotInstalledError",
+    "ProviderStalledError",
+    "ReplyDelta",
+    "StatedWait",
+    "StopReason",
+    "ToolSchema",
+    "Usage",
+    "WaitEnds",
+    "WaitKind",
+    "WaitScope",
+    "check_provider",
+    "deadline_ms",
+    "read_stated_wait",
+    "render_instant",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # An adapter brings an HTTP client; a command that only asks a running host should not pay it.
+    if name in ("AnthropicProvider", "ProviderNotInstalledError"):
+        from . import anthropic
+
+        return getattr(anthropic, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
