@@ -67,8 +67,7 @@ def _run(suite: Suite, placement: Placement, quick: bool) -> tuple[list[dict[str
         done = subprocess.run(
             command + ["--quick"] * quick,
             cwd=Path(__file__).parents[1],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             text=True,
             timeout=suite.timeout_s,
             check=False,

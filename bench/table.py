@@ -51,10 +51,14 @@ def lines(results: Iterable[dict[str, Any]]) -> list[str]:
             _MET[result["verdict"]],
         )
         rows.append((cells, result))
-    widths = [max(len(c) for c in column) for column in zip(_HEAD, *(r for r, _ in rows), strict=True)]
+    widths = [
+        max(len(c) for c in column) for column in zip(_HEAD, *(r for r, _ in rows), strict=True)
+    ]
 
     def line(cells: tuple[str, ...]) -> str:
-        return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+        return "  ".join(
+            cell.ljust(width) for cell, width in zip(cells, widths, strict=True)
+        ).rstrip()
 
     out = [line(_HEAD), line(tuple("-" * width for width in widths))]
     for cells, result in rows:

@@ -1,4 +1,4 @@
-"""Tell to handled: from the trio thread beside a memory channel, from a host thread beside pykka."""
+"""Tell to handled: in the trio thread beside a channel, from a host thread beside pykka."""
 
 from __future__ import annotations
 
