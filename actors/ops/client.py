@@ -1,0 +1,222 @@
+"""The blocking client of a host's control socket, for the command line and for scripts.
+
+Invariants:
+    I1  Every wait has a deadline; a host that accepts and says nothing is an error, not a hang.
+    I2  A request is sent at most once. What became of one that got no reply is unknown, and the
+        error says so.
+
+Blocking; any thread, one thread at a time.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+import msgspec
+
+from .address import SOCKET_NAME, socket_address
+from .protocol import (
+    PROTOCOL,
+    REPLY_BYTES_MAX,
+    ControlError,
+    Hello,
+    ReleaseReport,
+    ReleaseRequest,
+    Reply,
+    Request,
+    StatusReport,
+    StatusRequest,
+    UnsupportedProtocolError,
+    WaitReport,
+    WaitsReport,
+    WaitsRequest,
+    clean_requester,
+)
+
+TIMEOUT_S: Final = 10.0
+"""For connecting, and again for each reply."""
+
+_T = TypeVar("_T", bound=msgspec.Struct)
+
+
+class NoHostError(ControlError):
+    """No running host serves that state directory. Nothing was done."""
+
+    code = "no_host"
+
+
+class HostSilentError(ControlError):
+    """The host did not answer in time, or hung up. What became of the request is unknown."""
+
+    code = "host_silent"
+
+
+class RefusedByHostError(ControlError):
+    """The host refused the request or failed it. Attributes: `remote_code`, `field`."""
+
+    code = "refused"
+    remote_code: str
+
+
+def this_requester() -> str:
+    """Who asks, as it is recorded: `cli:` and the user's name."""
+    try:
+        name = getpass.getuser()
+    except (OSError, KeyError):  # A user id without a name, as in many containers.
+        name = f"uid {os.getuid()}"
+    return clean_requester(name)
+
+
+class ControlClient:
+    """One connection to the host of a state directory.
+
+    Args:
+        directory: The state directory.
+        timeout_s: Bounds connecting, and each reply.
+    Raises:
+        NoHostError: There is no socket, or nobody listens on it.
+        HostSilentError: Somebody listens and does not say hello.
+        UnsupportedProtocolError: The host speaks another version of the protocol.
+    """
+
+    hello: Hello
+
+    def __init__(self, directory: str | os.PathLike[str], *, timeout_s: float = TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
+        self._pending = bytearray()
+        self._socket = _connect(Path(directory), timeout_s)
+        try:
+            self.hello = self._greeted()
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection. Idempotent."""
+        self._socket.close()
+
+    def status(self) -> StatusReport:
+        """What the host runs and what waits.
+
+        Raises:
+            RefusedByHostError, HostSilentError: As they say; nothing changed.
+        """
+        return self._ask(StatusRequest(), StatusReport)
+
+    def waits(self, agent: str | None = None) -> tuple[WaitReport, ...]:
+        """The binding waits of one agent, or of all.
+
+        Raises:
+            RefusedByHostError, HostSilentError: As they say; nothing changed.
+        """
+        request = WaitsRequest(agent=msgspec.UNSET if agent is None else agent)
+        return self._ask(request, WaitsReport).waits
+
+    def release(
+        self, agent: str, model: str | None = None, *, requester: str | None = None
+    ) -> ReleaseReport:
+        """End the waits of one agent: one model's, or with None every model's.
+
+        Durable for each wait that the receipt calls `recorded`.
+
+        Raises:
+            RefusedByHostError: The host refused it; `remote_code` says whether anything changed.
+            HostSilentError: Whether it was done is unknown; releasing again is harmless.
+        """
+        request = ReleaseRequest(
+            agent=agent,
+            model=msgspec.UNSET if model is None else model,
+            requester=this_requester() if requester is None else requester,
+        )
+        return self._ask(request, ReleaseReport)
+
+    def _ask(self, request: Request, kind: type[_T]) -> _T:
+        try:
+            self._socket.settimeout(self._timeout_s)
+            self._socket.sendall(msgspec.json.encode(request) + b"\n")
+        except OSError as error:
+            raise self._silent(str(error)) from None
+        try:
+            reply = msgspec.json.decode(self._line(), type=Reply)
+            if reply.ok and reply.result is not msgspec.UNSET:
+                return msgspec.json.decode(reply.result, type=kind)
+        except msgspec.DecodeError as error:
+            raise self._silent(f"its answer cannot be read: {error}") from None
+        if reply.error is msgspec.UNSET:
+            raise self._silent("its answer carries neither a result nor an error")
+        raise RefusedByHostError(
+            reply.error.text, remote_code=reply.error.code, field=reply.error.field
+        )
+
+    def _greeted(self) -> Hello:
+        line = self._line()
+        try:
+            hello = msgspec.json.decode(line, type=Hello)
+        except msgspec.DecodeError:
+            raise self._silent("what it says is no greeting of a control socket") from None
+        if hello.protocol != PROTOCOL:
+            raise UnsupportedProtocolError(
+                f"the host (pid {hello.pid}, version {hello.abeyance}) speaks control protocol "
+                f"{hello.protocol}, not {PROTOCOL}; nothing was done; use that version's command",
+                field="protocol",
+            )
+        return hello
+
+    def _line(self) -> bytes:
+        until = time.monotonic() + self._timeout_s
+        while (end := self._pending.find(b"\n")) < 0:
+            if len(self._pending) > REPLY_BYTES_MAX:
+                raise self._silent("its answer is longer than the bound")
+            try:
+                self._socket.settimeout(max(0.001, until - time.monotonic()))
+                piece = self._socket.recv(65_536)
+            except TimeoutError:
+                raise self._silent(f"no answer within {self._timeout_s:g} s") from None
+            except OSError as error:
+                raise self._silent(str(error)) from None
+            if not piece:
+                raise self._silent("it hung up")
+            self._pending += piece
+        line = bytes(self._pending[:end])
+        del self._pending[: end + 1]
+        return line
+
+    def _silent(self, why: str) -> HostSilentError:
+        return HostSilentError(
+            f"the host did not answer ({why}); what became of the request is unknown; "
+            "look at the host, then ask again"
+        )
+
+
+def _connect(directory: Path, timeout_s: float) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(timeout_s)
+    try:
+        with socket_address(directory) as address:
+            connection.connect(address)
+    except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
+        connection.close()
+        raise NoHostError(
+            f"no running host serves {directory / SOCKET_NAME}; nothing was done; start the host"
+        ) from None
+    except BaseException:
+        connection.close()
+        raise
+    return connection

@@ -1,0 +1,276 @@
+"""The control server: a host's Unix socket for operators, in its state directory.
+
+It runs in the runtime's nursery, on the loop thread, and ends with it. The socket has mode 0600:
+whoever may open it is the admin; there is no second gate.
+
+Invariants:
+    I1  Only the holder of the lock file binds or unlinks the socket, so a dead host's socket is
+        replaced and a live one's never is. The kernel drops the lock at a death.
+    I2  The socket is never connectable with a mode wider than 0600.
+    I3  One reply a request, in order. A bad request gets one typed error and changes nothing.
+    I4  No client can hold up the host: lines, connections and every wait for a client are bounded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import stat
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar
+
+import msgspec
+import trio
+
+from abeyance.actors._version import __version__
+from abeyance.actors.core.errors import AbeyanceError
+from abeyance.storage.locks import FileLock
+
+from .address import LOCK_NAME, SOCKET_NAME, socket_address
+from .protocol import (
+    PROTOCOL,
+    REPLY_BYTES_MAX,
+    REQUEST_BYTES_MAX,
+    AgentReport,
+    ControlError,
+    HeldReport,
+    Hello,
+    ReleasedReport,
+    ReleaseReport,
+    ReleaseRequest,
+    Request,
+    RequestTooLargeError,
+    StatusReport,
+    StatusRequest,
+    WaitReport,
+    WaitsReport,
+    clean_requester,
+    error_line,
+    ok_line,
+    read_request,
+)
+
+CONNECTIONS_MAX: Final = 32
+IDLE_S_MAX: Final = 60.0
+"""How long a connection may be silent between two requests."""
+SEND_S_MAX: Final = 10.0
+"""How long a client may take to read one reply."""
+TAKEOVER_POLL_S: Final = 1.0
+"""How often a second host of a directory looks whether the first has gone."""
+
+_log = logging.getLogger(__name__)
+
+
+class Controlled(Protocol):
+    """What the verbs need of a runtime."""
+
+    async def status(self) -> Any:
+        """The structure that `StatusReport` mirrors, attribute by attribute."""
+
+    async def provider_waits(self, agent: str | None = None) -> Sequence[Any]:
+        """The binding waits of one agent, or of all."""
+
+    async def release_provider_wait(
+        self, agent: str, model: str | None = None, *, requester: str
+    ) -> Any:
+        """End waits; `.released` of what is returned says which, and how far the record reached."""
+
+
+class SocketTakenError(ControlError):
+    """Something that is no socket stands where the control socket belongs; it was left alone."""
+
+    code = "socket_taken"
+
+
+async def serve_control(
+    runtime: Controlled,
+    directory: str | os.PathLike[str],
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve the control socket of a state directory until cancelled.
+
+    Reports itself started when the socket accepts connections; where another live host of the same
+    directory serves it already, at once, and takes over when that host is gone.
+    A checkpoint. Cancelled: connections are closed, the socket is removed. A verb that has handed
+    a release to the runtime is the runtime's to finish. Nothing of its own is durable.
+
+    Args:
+        directory: The state directory; it exists.
+    Raises:
+        SocketTakenError, SocketPathError: The socket cannot be bound; nothing was changed.
+        OSError: The directory does not take a socket.
+    """
+    root = Path(directory)
+    with contextlib.closing(FileLock(root / LOCK_NAME)) as lock:
+        if not lock.acquire_nowait():
+            task_status.started()
+            while not lock.acquire_nowait():  # noqa: ASYNC110 - the kernel wakes nobody for a lock.
+                await trio.sleep(TAKEOVER_POLL_S)
+        with _bound(root) as listening:
+            listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
+            server = _Server(runtime)
+            try:
+                await trio.serve_listeners(
+                    server.serve,
+                    [listener],
+                    task_status=_Once(task_status),
+                )
+            finally:
+                (root / SOCKET_NAME).unlink(missing_ok=True)
+
+
+class _Once:
+    """Reports the start without the listeners, unless it was reported before."""
+
+    def __init__(self, status: trio.TaskStatus[None]) -> None:
+        self._status = status
+
+    def started(self, _listeners: object = None) -> None:
+        with contextlib.suppress(RuntimeError):  # A host that stood by has reported already.
+            self._status.started()
+
+
+@contextlib.contextmanager
+def _bound(root: Path) -> Iterator[socket.socket]:
+    path = root / SOCKET_NAME
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise SocketTakenError(
+                f"{path} is not a socket; it was left alone; move it away and start the host again"
+            )
+        path.unlink()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        with socket_address(root) as address:
+            listening.bind(address)
+        # A bound socket refuses connections until it listens: the mode is set before that.
+        path.chmod(0o600)
+        listening.listen(CONNECTIONS_MAX)
+        yield listening
+
+
+class _Server:
+    def __init__(self, runtime: Controlled) -> None:
+        self._runtime = runtime
+        self._connections = 0
+
+    async def serve(self, stream: trio.SocketStream) -> None:
+        """Serve one connection. A client that vanishes ends only its own connection."""
+        self._connections += 1
+        try:
+            with contextlib.suppress(trio.BrokenResourceError, trio.TooSlowError):
+                async with stream:
+                    if self._connections > CONNECTIONS_MAX:
+                        await _send(
+                            stream, error_line("busy", "too many control connections; try again")
+                        )
+                        return
+                    hello = Hello(abeyance=__version__, protocol=PROTOCOL, pid=os.getpid())
+                    await _send(stream, msgspec.json.encode(hello) + b"\n")
+                    await self._converse(stream)
+        finally:
+            self._connections -= 1
+
+    async def _converse(self, stream: trio.SocketStream) -> None:
+        try:
+            async with contextlib.aclosing(_lines(stream)) as lines:
+                async for line in lines:
+                    await _send(stream, await self._answer(line))
+        except RequestTooLargeError as error:
+            await _send(stream, error_line(error.code, str(error)))
+            await _discard_rest(stream)
+
+    async def _answer(self, line: bytes) -> bytes:
+        try:
+            request = read_request(line)
+            reply = ok_line(await self._do(request))
+        except ControlError as error:
+            return error_line(error.code, str(error), error.field)
+        except AbeyanceError as error:
+            return error_line(error.code, str(error), getattr(error, "field", None))
+        except Exception as error:  # noqa: BLE001
+            # One request is the unit that fails here: the operator gets an answer, the host lives
+            # on, the traceback is in its log. Storage errors arrive here too, with their code.
+            _log.exception("a control request failed")
+            code = getattr(error, "code", None)
+            return error_line(
+                code if isinstance(code, str) else "internal", str(error) or repr(error)
+            )
+        if len(reply) > REPLY_BYTES_MAX:
+            return error_line(
+                "reply_too_large", "the answer is too large to send; ask for one agent"
+            )
+        return reply
+
+    async def _do(self, request: Request) -> msgspec.Struct:
+        if isinstance(request, StatusRequest):
+            return report_status(await self._runtime.status())
+        if isinstance(request, ReleaseRequest):
+            receipt = await self._runtime.release_provider_wait(
+                request.agent, request.scope, requester=clean_requester(request.requester)
+            )
+            return ReleaseReport(
+                released=tuple(_mirror(item, ReleasedReport) for item in receipt.released)
+            )
+        agent = None if request.agent is msgspec.UNSET else request.agent
+        waits = await self._runtime.provider_waits(agent)
+        return WaitsReport(waits=tuple(_mirror(wait, WaitReport) for wait in waits))
+
+
+def report_status(status: Any) -> StatusReport:
+    """Copy a runtime's status into the shape that travels."""
+    agents = tuple(
+        _mirror(agent, AgentReport, held=agent.held and _mirror(agent.held, HeldReport))
+        for agent in status.agents
+    )
+    waits = tuple(_mirror(wait, WaitReport) for wait in status.waits)
+    return _mirror(status, StatusReport, agents=agents, waits=waits)
+
+
+_T = TypeVar("_T", bound=msgspec.Struct)
+
+
+def _mirror(source: Any, kind: type[_T], **given: Any) -> _T:
+    """Make a `kind` of the attributes of the same names."""
+    names = (name for name in kind.__struct_fields__ if name not in given)
+    return kind(**given, **{name: getattr(source, name) for name in names})
+
+
+async def _send(stream: trio.SocketStream, line: bytes) -> None:
+    with trio.fail_after(SEND_S_MAX):
+        await stream.send_all(line)
+
+
+async def _lines(stream: trio.SocketStream) -> AsyncGenerator[bytes, None]:
+    """Yield the lines that arrive, without their newline; end at the end or after a long silence.
+
+    Raises:
+        RequestTooLargeError: A line grew past its bound; the rest of the connection is unusable.
+    """
+    pending = bytearray()
+    while True:
+        end = pending.find(b"\n")
+        if 0 <= end <= REQUEST_BYTES_MAX:
+            line = bytes(pending[:end])
+            del pending[: end + 1]
+            yield line
+            continue
+        if len(pending) > REQUEST_BYTES_MAX:
+            raise RequestTooLargeError(
+                f"the request is longer than {REQUEST_BYTES_MAX} bytes; nothing was done; send less"
+            )
+        with trio.fail_after(IDLE_S_MAX):
+            piece = await stream.receive_some(16_384)
+        if not piece:
+            return
+        pending += piece
+
+
+async def _discard_rest(stream: trio.SocketStream) -> None:
+    """Read on for a moment: closing on unread bytes would reset the reply away from the client."""
+    with trio.move_on_after(1.0):
+        while await stream.receive_some(65_536):
+            pass

@@ -1,0 +1,287 @@
+"""The control protocol: JSON lines over a Unix socket, one reply a request, in order.
+
+The server speaks first: one `Hello` line. Each request is one line, an object with `protocol`,
+`verb` and the verb's fields; each reply is one line, `{"ok": true, "result": ...}` or
+`{"ok": false, "error": {"code", "text", "field"}}`.
+
+Invariants:
+    I1  A request is checked whole, field by field, before anything is done for it.
+    I2  Only an omitted model or `*` means every model; any other value that is not a proper name
+        is refused, never read as "all".
+    I3  Every line has a bound, in both directions.
+
+Pure: no socket, no event loop.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar, Final, TypeAlias
+
+import msgspec
+
+from abeyance.actors.core.errors import AbeyanceError
+from abeyance.actors.domain.ingress import check_name, clean_text
+
+PROTOCOL: Final = 1
+"""Raised when the meaning of a verb or a field changes; new fields of a reply do not raise it."""
+REQUEST_BYTES_MAX: Final = 65_536
+REPLY_BYTES_MAX: Final = 67_108_864
+REQUESTER_CHARS_MAX: Final = 200
+ERROR_CHARS_MAX: Final = 4_000
+
+EVERY_MODEL: Final = "*"
+
+_FIELD = re.compile(r"(?:at `\$\.(\w+)|field `(\w+)`)")
+
+
+class ControlError(AbeyanceError):
+    """A control request or connection failed. Attribute `field`: what was wrong, or None."""
+
+    code: ClassVar[str] = "control"
+    field: str | None = None
+
+
+class MalformedRequestError(ControlError):
+    """The line is not one JSON object of a known shape; nothing was done."""
+
+    code = "malformed_request"
+
+
+class InvalidFieldError(ControlError):
+    """A field is missing, of the wrong type or no proper name; nothing was done."""
+
+    code = "invalid_field"
+
+
+class UnknownVerbError(ControlError):
+    """No such verb; nothing was done."""
+
+    code = "unknown_verb"
+
+
+class UnsupportedProtocolError(ControlError):
+    """The two sides speak different versions of this protocol; nothing was done."""
+
+    code = "unsupported_protocol"
+
+
+class RequestTooLargeError(ControlError):
+    """The line is longer than the bound; nothing was done and the connection is closed."""
+
+    code = "request_too_large"
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True):
+    """The server's first line."""
+
+    abeyance: str
+    """Version of the host's distribution."""
+    protocol: int
+    pid: int
+
+
+class _Request(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="verb"
+):
+    protocol: int = PROTOCOL
+
+
+class StatusRequest(_Request, frozen=True, tag="status"):
+    """What the host runs and what waits."""
+
+
+class WaitsRequest(_Request, frozen=True, tag="waits"):
+    """The binding waits of one agent, or of all where `agent` is omitted."""
+
+    agent: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ReleaseRequest(_Request, frozen=True, tag="release"):
+    """End the waits of one agent: one model's, or every model's."""
+
+    agent: str
+    model: str | msgspec.UnsetType = msgspec.UNSET
+    requester: str = ""
+
+    @property
+    def scope(self) -> str | None:
+        """The model, or None for every model."""
+        if self.model is msgspec.UNSET or self.model == EVERY_MODEL:
+            return None
+        return self.model
+
+
+Request: TypeAlias = StatusRequest | WaitsRequest | ReleaseRequest
+
+
+class HeldReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What stops a held turn."""
+
+    model: str
+    cause: str
+    deadline_ms: int | None
+    reason: str
+
+
+class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One agent. `turn`, `round` and `attempts` describe its open turn, or are None."""
+
+    name: str
+    state: str
+    model: str
+    turn: int | None
+    round: int | None
+    attempts: int | None
+    held: HeldReport | None
+    inbox: int
+    wakes: int
+
+
+class WaitReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One binding wait. `deadline_ms` is None where only a release ends it."""
+
+    agent: str
+    model: str
+    deadline_ms: int | None
+    reason: str
+    set_ms: int
+
+
+class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A host, or a stopped store (`pid` and `started_ms` are None)."""
+
+    directory: str
+    store_id: str
+    pid: int | None
+    started_ms: int | None
+    agents: tuple[AgentReport, ...]
+    waits: tuple[WaitReport, ...]
+    dead_letters: int
+    quarantine: int
+
+
+class WaitsReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to `waits`."""
+
+    waits: tuple[WaitReport, ...]
+
+
+class ReleasedReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One lifted wait. `recorded` survives a restart; `pending` binds here and is not in yet."""
+
+    agent: str
+    model: str
+    reach: str
+
+
+class ReleaseReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a release lifted; empty where nothing of that scope was binding."""
+
+    released: tuple[ReleasedReport, ...]
+
+
+class ErrorReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a request was refused or failed. `text` is one line."""
+
+    code: str
+    text: str
+    field: str | None = None
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One reply line."""
+
+    ok: bool
+    result: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    error: ErrorReport | msgspec.UnsetType = msgspec.UNSET
+
+
+_requests = msgspec.json.Decoder(Request)
+
+
+class _Envelope(msgspec.Struct, frozen=True):
+    """The two fields that decide how the rest is read; the rest is ignored here."""
+
+    protocol: int | msgspec.UnsetType = msgspec.UNSET
+    verb: str | msgspec.UnsetType = msgspec.UNSET
+
+
+_envelopes = msgspec.json.Decoder(_Envelope)
+_VERBS: Final = ("status", "waits", "release")
+
+
+def read_request(line: bytes) -> Request:
+    """Decode and check one request line.
+
+    Args:
+        line: Without its newline, at most `REQUEST_BYTES_MAX` bytes.
+    Raises:
+        MalformedRequestError, UnknownVerbError, UnsupportedProtocolError: As they say.
+        InvalidFieldError, InvalidNameError: The field they name is wrong. The caller does nothing
+            for this line.
+    """
+    try:
+        envelope = _envelopes.decode(line)
+    except msgspec.ValidationError as error:
+        raise _invalid(error) from None
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise MalformedRequestError(
+            f"the request is not a JSON object ({error}); nothing was done; send one object a line"
+        ) from None
+    if envelope.protocol is not msgspec.UNSET and envelope.protocol != PROTOCOL:
+        raise UnsupportedProtocolError(
+            f"this host speaks control protocol {PROTOCOL}, not {envelope.protocol}; nothing was "
+            "done; use the command line of the host's own version",
+            field="protocol",
+        )
+    if envelope.verb is not msgspec.UNSET and envelope.verb not in _VERBS:
+        raise UnknownVerbError(
+            f"there is no verb {envelope.verb[:80]!r}; nothing was done; "
+            f"the verbs are {', '.join(_VERBS)}",
+            field="verb",
+        )
+    try:
+        request = _requests.decode(line)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise _invalid(error) from None
+    _check_names(request)
+    return request
+
+
+def _invalid(error: Exception) -> ControlError:
+    found = _FIELD.search(str(error))
+    if found is None:
+        return MalformedRequestError(
+            f"the request has the wrong shape ({error}); nothing was done; send one object a line"
+        )
+    return InvalidFieldError(
+        f"the request is not valid: {error}; nothing was done; correct that field",
+        field=found[1] or found[2],
+    )
+
+
+def _check_names(request: Request) -> None:
+    if isinstance(request, WaitsRequest | ReleaseRequest) and request.agent is not msgspec.UNSET:
+        check_name(request.agent, "agent")
+    if isinstance(request, ReleaseRequest) and request.scope is not None:
+        check_name(request.scope, "model", reserved=False)
+
+
+def clean_requester(text: str) -> str:
+    """The requester as it is recorded: `cli:` and a bounded name on one line."""
+    name = clean_text(text.removeprefix("cli:"), REQUESTER_CHARS_MAX).strip()
+    return f"cli:{name or 'unknown'}"
+
+
+def ok_line(result: msgspec.Struct) -> bytes:
+    """Encode a reply that carries a result."""
+    return (
+        msgspec.json.encode(Reply(ok=True, result=msgspec.Raw(msgspec.json.encode(result)))) + b"\n"
+    )
+
+
+def error_line(code: str, text: str, field: str | None = None) -> bytes:
+    """Encode a refusal."""
+    report = ErrorReport(code=code, text=clean_text(text, ERROR_CHARS_MAX), field=field)
+    return msgspec.json.encode(Reply(ok=False, error=report)) + b"\n"

@@ -1,0 +1,111 @@
+"""A runtime's public face without a runtime: socket and command line are tested by themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from abeyance.actors.domain.errors import UnknownAgentError
+from abeyance.actors.ops.control import serve_control
+
+
+def shape(**fields: Any) -> Any:
+    """Attributes by name, as any of the runtime's frozen structures."""
+    return dataclasses.make_dataclass("Shape", list(fields), frozen=True)(**fields)
+
+
+def wait(agent: str, model: str, deadline_ms: int | None, reason: str = "slow down") -> Any:
+    return shape(agent=agent, model=model, deadline_ms=deadline_ms, reason=reason, set_ms=1_000)
+
+
+class FakeRuntime:
+    """Two agents with waits, and a record of every release that got through."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.listed = [
+            wait("ana", "m1", 8_640_000_000_000_000),
+            wait("ana", "m2", None, "quota"),
+            wait("bo", "m1", 4_102_444_800_000),
+        ]
+        self.releases: list[tuple[str, str | None, str]] = []
+        self.failure: Exception | None = None
+        self.proceed = trio.Event()
+        self.proceed.set()
+
+    async def status(self) -> Any:
+        if self.failure is not None:
+            raise self.failure
+        held = shape(
+            model="m1", cause="wait", deadline_ms=8_640_000_000_000_000, reason="slow down"
+        )
+        ana = shape(
+            name="ana",
+            state="held",
+            model="m1",
+            turn=3,
+            round=1,
+            attempts=1,
+            held=held,
+            inbox=2,
+            wakes=1,
+        )
+        bo = shape(
+            name="bo", state="idle", model="m1", turn=None, round=None, attempts=None, held=None,
+            inbox=0, wakes=0,
+        )  # fmt: skip
+        return shape(
+            directory=str(self.directory), store_id="5f1e", pid=4242, started_ms=1_000,
+            agents=(ana, bo), waits=tuple(self.listed), dead_letters=0, quarantine=0,
+        )  # fmt: skip
+
+    async def provider_waits(self, agent: str | None = None) -> tuple[Any, ...]:
+        return tuple(item for item in self.listed if agent in (None, item.agent))
+
+    async def release_provider_wait(
+        self, agent: str, model: str | None = None, *, requester: str
+    ) -> Any:
+        await self.proceed.wait()
+        if agent not in ("ana", "bo"):
+            raise UnknownAgentError(f"no agent {agent!r}; nothing was done; name one", agent=agent)
+        self.releases.append((agent, model, requester))
+        lifted = [item for item in await self.provider_waits(agent) if model in (None, item.model)]
+        self.listed = [item for item in self.listed if item not in lifted]
+        return shape(
+            released=tuple(shape(agent=i.agent, model=i.model, reach="recorded") for i in lifted)
+        )
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    directory = tmp_path / "state"
+    directory.mkdir(mode=0o700)
+    return directory
+
+
+@pytest.fixture
+def runtime(state: Path) -> FakeRuntime:
+    return FakeRuntime(state)
+
+
+Serving = Callable[..., contextlib.AbstractAsyncContextManager[FakeRuntime]]
+
+
+@pytest.fixture
+def serving(runtime: FakeRuntime, state: Path) -> Serving:
+    """Serve the control socket of `state` (or of another directory) within a block."""
+
+    @contextlib.asynccontextmanager
+    async def serve(directory: Path | None = None) -> AsyncIterator[FakeRuntime]:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(serve_control, runtime, directory or state)
+            yield runtime
+            nursery.cancel_scope.cancel()
+
+    return serve
