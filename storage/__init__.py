@@ -3,7 +3,6 @@
 Synchronous. Knows no event loop and no actor. `docs/format.md` describes what is on disk.
 """
 
-if (
-    __name__ != "abeyance.storage"
-):  # A second import under a bare name would make two of every class.
+# A second import under a bare name would make two of every class.
+if __name__ != "abeyance.storage":
     raise ImportError("import abeyance.storage, not the folder 'storage' by its bare name")

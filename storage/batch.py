@@ -21,7 +21,7 @@ from .keys import encode_key, encoder
 from .store import Append, Chain, Guard, Key, Limits, NotStored, Refused, Request, Value
 from .tables import TABLES
 
-KEPT_BY_THE_STORE: Final = frozenset({"meta", "sequences"})
+KEPT_BY_THE_STORE: Final = frozenset({"meta", "sequences", "changes"})
 """Tables that only the store itself writes; of `processes` a request may delete rows."""
 
 _SHAPES: Final = {

@@ -9,8 +9,8 @@ to do. All survive pickling. Families:
                 `LockTimeoutError`, `CommitFailedError`
     unreadable  earlier data stands, untouched: `UnreadableRecordError`, `NewerFormatError`,
                 `ForeignDirectoryError`, `DamagedStoreError`, `StoreEmptiedError`,
-                `MissingStoreError`, `ReadOnlyStoreError`, `AlreadyOpenError`, `NoFileLocksError`,
-                `RevisionPrunedError`
+                `MissingStoreError`, `StoreIOError`, `ReadOnlyStoreError`, `AlreadyOpenError`,
+                `NoFileLocksError`, `RevisionPrunedError`
     ambiguous   whether the last batch is stored is known after the next open: `StoreLostError`
 """
 
@@ -171,6 +171,14 @@ class CommitFailedError(StorageError):
     """The operating system refused the commit, twice. Nothing of it is stored."""
 
     code = "commit_failed"
+    path: str
+    errno: int | None
+
+
+class StoreIOError(StorageError):
+    """The operating system or the engine refused an operation. What was stored before stands."""
+
+    code = "store_io"
     path: str
     errno: int | None
 

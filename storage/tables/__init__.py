@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from ..store import Record
 from .agents import Agent
-from .ownership import Owner, Process, Sequence, StoreMeta
+from .ownership import Changes, Owner, Process, Sequence, StoreMeta
 from .slots import Body, Carried, Entry, Head, Inboxed, Lease, MessageId, ToolCall, Turn, Wake
 from .waits import Alert, DeadLetter, LogLine, Quarantined, Wait, WaitReleased
 
@@ -42,6 +42,7 @@ TABLES: Final[dict[str, Table]] = {
         Table("dead_letters", (int,), (DeadLetter,), append=True),
         Table("quarantine", (int,), (Quarantined,), append=True),
         Table("log", (int,), (LogLine,), append=True),
+        Table("changes", (int, int), (Changes,)),
     )
 }
 

@@ -45,3 +45,10 @@ class Sequence(Record, frozen=True, kw_only=True):
 
     KIND = "sequence"
     next: Seq
+
+
+class Changes(Record, frozen=True, kw_only=True):
+    """Which rows one commit wrote or deleted: encoded keys by table. Large commits take several."""
+
+    KIND = "changes"
+    keys: dict[str, tuple[bytes, ...]]

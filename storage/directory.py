@@ -1,0 +1,211 @@
+"""The state directory: what lies where, how a store comes to be, and what is no store.
+
+    STATE/                  0700; may be a mount point
+        store/              0700; made under a temporary name, renamed when complete
+            store.json      the store's id and format, beside the data so that emptied data shows
+            data.mdb        0600; the tables
+            lock.mdb        0600; the engine's reader table
+            write.lock      held around each write batch, and while a store is opened or closed
+            open.lock       held shared by every process that has the store open for writing
+            closed.json     the state in which the last process closed the store
+            owners/         0700; one locked file a live process
+
+Invariants:
+    I1  A directory named `store` is complete: it is renamed into place, and its parent synced.
+    I2  Nothing is changed in a directory that belongs to something else.
+
+Runs in: the opening thread.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from .crashpoints import crashpoint
+from .errors import (
+    DamagedStoreError,
+    ForeignDirectoryError,
+    MissingStoreError,
+    NewerFormatError,
+    StoreEmptiedError,
+)
+from .locks import FILE_MODE, FileLock
+from .precheck import Meta
+from .tables import FORMAT
+
+DIRECTORY_MODE: Final = 0o700
+STORE: Final = "store"
+_CREATING: Final = "store.creating-"
+_NOT_OURS_BUT_HARMLESS: Final = frozenset({"lost+found"})
+
+
+class Identity(NamedTuple):
+    """What store.json says."""
+
+    store_id: str
+    format: int
+    created_ms: int
+
+
+def find_or_create(
+    state: Path,
+    *,
+    create: bool,
+    now_ms: int,
+    timeout_s: float,
+    fill: Callable[[Path, Identity], None],
+) -> Path:
+    """Return the store's directory inside `state`, made first where there is none.
+
+    Durable: on return, if it was created.
+
+    Args:
+        fill: Makes the data file in the directory it is given.
+    Raises:
+        MissingStoreError: There is none and `create` is false.
+        ForeignDirectoryError: `state` is a file, or holds something else and no store.
+        LockTimeoutError: Another process was creating it for too long.
+        OSError: The directory can't be made.
+    """
+    store = state / STORE
+    if store.is_dir():
+        return store
+    _refuse_foreign(state)
+    if not create:
+        raise MissingStoreError(
+            f"there is no store in {state}; nothing was created; start a host there first",
+            path=str(state),
+        )
+    if not state.exists():
+        state.mkdir(mode=DIRECTORY_MODE, parents=True)
+        sync_directory(state.parent)
+    lock = FileLock(state)
+    try:
+        lock.acquire(timeout_s)
+        if not store.is_dir():
+            _refuse_foreign(state)
+            _create(state, store, now_ms, fill)
+    finally:
+        lock.close()
+    return store
+
+
+def read_identity(store: Path) -> Identity:
+    """Read store.json, and see that the data it belongs to is there.
+
+    Raises:
+        NewerFormatError: The store was written by a newer version.
+        StoreEmptiedError: The data file is gone or empty.
+        DamagedStoreError: store.json is missing or is none.
+    """
+    path = store / "store.json"
+    try:
+        found = json.loads(path.read_bytes())
+        identity = Identity(found["store_id"], found["format"], found["created_ms"])
+        if type(identity.store_id) is not str or type(identity.format) is not int:
+            raise ValueError("a field of another type")
+    except (FileNotFoundError, ValueError, TypeError, KeyError) as error:
+        raise DamagedStoreError(
+            f"{path} is missing or damaged ({error}); nothing was changed; restore a backup",
+            path=str(store),
+            findings=(f"store.json: {error}",),
+        ) from error
+    if identity.format > FORMAT:
+        raise NewerFormatError(
+            f"{store} has format {identity.format} and this version reads up to {FORMAT}; nothing "
+            "was changed; use the version that wrote it, or a newer one",
+            path=str(store),
+            format=identity.format,
+            supported=FORMAT,
+        )
+    data = store / "data.mdb"
+    if not data.exists() or data.stat().st_size == 0:
+        raise StoreEmptiedError(
+            f"{data} is gone or empty, and store {identity.store_id} was there; nothing was "
+            "created in its place; restore a backup, or remove the directory to begin anew",
+            path=str(store),
+            store_id=identity.store_id,
+            findings=("data.mdb is gone or empty",),
+        )
+    return identity
+
+
+def was_closed_cleanly(store: Path, meta: Meta) -> bool:
+    """Whether the last process closed the store, in exactly this state."""
+    try:
+        found = json.loads((store / "closed.json").read_bytes())
+        return bool(found["txn"] == meta.txn and found["last_page"] == meta.last_page)
+    except (OSError, ValueError, TypeError, KeyError):
+        return False
+
+
+def note_clean_close(store: Path, meta: Meta) -> None:
+    """Note the state the store was closed in. Without the note, the next open looks longer."""
+    with suppress(OSError):
+        _write(store / "closed.json", {"txn": meta.txn, "last_page": meta.last_page})
+
+
+def sync_directory(path: Path) -> None:
+    """Make names in a directory durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _refuse_foreign(state: Path) -> None:
+    if not state.exists():
+        return
+    if not state.is_dir():
+        raise ForeignDirectoryError(
+            f"{state} is a file, not a directory; nothing was changed; name another path",
+            path=str(state),
+        )
+    for entry in sorted(os.listdir(state)):
+        if entry not in _NOT_OURS_BUT_HARMLESS and not entry.startswith(_CREATING):
+            raise ForeignDirectoryError(
+                f"{state} belongs to something else (it holds {entry!r} and no store); nothing was "
+                "changed; name an empty or a new directory",
+                path=str(state),
+            )
+
+
+def _create(state: Path, store: Path, now_ms: int, fill: Callable[[Path, Identity], None]) -> None:
+    # Whoever began before us and holds no lock any more is dead: the directory is locked by us.
+    for entry in state.glob(f"{_CREATING}*"):
+        shutil.rmtree(entry)
+    making = state / f"{_CREATING}{secrets.token_hex(8)}"
+    making.mkdir(mode=DIRECTORY_MODE)
+    try:
+        identity = Identity(secrets.token_hex(16), FORMAT, now_ms)
+        (making / "owners").mkdir(mode=DIRECTORY_MODE)
+        for name in ("write.lock", "open.lock"):
+            FileLock(making / name).close()
+        _write(making / "store.json", identity._asdict())
+        fill(making, identity)
+        sync_directory(making)
+        crashpoint("open.before_rename")
+        making.rename(store)
+    except BaseException:
+        shutil.rmtree(making, ignore_errors=True)
+        raise
+    crashpoint("open.after_rename")
+    sync_directory(state)
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    temporary = path.with_suffix(".new")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
+    with os.fdopen(fd, "wb") as file:
+        file.write(json.dumps(content, indent=1).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)
