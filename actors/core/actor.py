@@ -1,0 +1,362 @@
+"""The class users derive from: pykka's actor, whose loop is a trio task.
+
+Invariants:
+    I1. An instance belongs to one incarnation of one cell, and handles one message at a time.
+    I2. Every method here that sends or starts something returns without waiting.
+
+An instance is made on the thread that starts the actor, and again on the loop thread after a crash.
+Its hooks and handlers run on the loop thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine
+from threading import get_ident
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import pykka
+
+from .asks import STANCE, check
+from .cell import BIRTH, Cell
+from .envelope import ANSWER, TIMER, Answer, Ended
+from .errors import ActorDeadError, AskCycleError, MailboxFullError
+from .future import Outcome, Target, TrioFuture
+from .ref import TrioActorRef
+
+if TYPE_CHECKING:
+    import trio
+
+    from .wheel import Timer
+
+logger = logging.getLogger("abeyance.core")
+
+_FOREVER = float("inf")
+
+
+class Reply:
+    """The handle of a reply that is owed. Names its envelope, not an incarnation.
+
+    It settles while the envelope is owed, being handled again, or queued again after a crash; a
+    queued one then leaves the queue. On the loop thread only.
+    """
+
+    __slots__ = ("_cell", "_over", "_target")
+
+    def __init__(self, cell: Cell, target: Target, over: bool) -> None:
+        self._cell = cell
+        self._target = target
+        self._over = over
+
+    @property
+    def settled(self) -> bool:
+        """Whether the asker has a reply, or an error in its place."""
+        return self._over or self._target._outcome is not None
+
+    def set(self, value: Any = None) -> bool:
+        """Reply. Return whether this was the reply; False if there was one, or it came too late.
+
+        Not a checkpoint.
+        """
+        return self._settle((value, None, None))
+
+    def set_exception(self, error: BaseException) -> bool:
+        """Reply with an exception. As `set`."""
+        return self._settle((None, error, error.__traceback__))
+
+    def _settle(self, outcome: Outcome) -> bool:
+        cell = self._cell
+        if get_ident() != cell.box.ident:
+            raise RuntimeError("a reply handle is settled on the loop thread")
+        if not cell.release(self._target):
+            return False
+        if self._target._settle(outcome):
+            return True
+        cell.late += 1
+        return False
+
+
+class _Request(Target):
+    """The target of an actor's own ask: its outcome comes back on the actor's internal lane."""
+
+    def __init__(
+        self, cell: Cell, tag: Any, message: Any, fact: bool, chain: tuple[str, ...]
+    ) -> None:
+        self._asker = cell
+        self._tag = tag
+        self._message = message
+        self._incarnation = 0 if fact else cell.incarnation
+        # The ring ends where the asker itself waits: the answer is handled in the asker's chain.
+        self._chain = chain
+
+    def _settled(self) -> None:
+        assert self._outcome is not None
+        value, error, _ = self._outcome
+        answer = Answer(self._tag, value, error, self._message)
+        cell = self._asker
+        item = (ANSWER, (self._chain[:-1], answer), self._incarnation, 0)
+        if not cell.box.put_internal(item):
+            with cell.system.lock:
+                cell.dropped += 1
+
+
+class TrioActor(pykka.Actor):
+    """An actor whose loop is a trio task.
+
+    Subclass it; override `on_receive` for messages, or write methods and use `ref.proxy()`. Hooks,
+    handlers and proxied methods may be plain or async. See docs/semantics.md for what is promised.
+    """
+
+    role: ClassVar[str | None] = None
+    """What the table of asks and debug mode know it as."""
+
+    mailbox_capacity: ClassVar[int] = 10_000
+    """The bound of the user lane."""
+
+    overflow: ClassVar[str] = "reject"
+    """What happens to a message beyond it: `reject`, `block`, `drop_oldest` or `drop_newest`."""
+
+    max_deliveries: ClassVar[int] = 1
+    """1: at most once. n: at least once, up to n deliveries of a message whose handler crashes."""
+
+    past_deliveries: ClassVar[str] = "quarantine"
+    """After the last delivery: `quarantine` the message, or `park` the group and keep it."""
+
+    crash_on_ask_error: ClassVar[bool] = False
+    """Whether an error in the handler of an ask ends the incarnation, as one of a tell does."""
+
+    _cell: Cell
+
+    def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
+        actor = super().__new__(cls)
+        cell = BIRTH.get(None)
+        if cell is None or cell.actor_class is not cls:
+            raise RuntimeError(
+                f"{cls.__name__} is made by starting it: system.start(), {cls.__name__}.start() "
+                "or a child spec"
+            )
+        actor._cell = cell
+        return actor
+
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
+        """Take the arguments of `start`. May be left out, unlike pykka's."""
+
+    @classmethod
+    def make_kept(cls) -> Any:
+        """Return what the cell keeps over all incarnations, as `self.kept`. Called once a cell."""
+        return None
+
+    # -- pykka's hooks for implementors of an actor type
+
+    @classmethod
+    def start(cls, *args: Any, **kwargs: Any) -> Any:
+        """Start an actor in the running task's system, elsewhere in the one active HostedSystem.
+
+        Not a checkpoint. Registers it with `pykka.ActorRegistry`, as pykka does.
+
+        Raises:
+            RuntimeError: There is no such system, or more than one.
+        """
+        from .hosted import find_system
+
+        return find_system().start_registered(cls, args, kwargs)
+
+    @staticmethod
+    def _create_actor_inbox() -> Any:
+        raise TypeError("a TrioActor's mailbox belongs to its cell")
+
+    @staticmethod
+    def _create_future() -> TrioFuture[Any]:
+        return TrioFuture()
+
+    def _start_actor_loop(self) -> None:
+        raise TypeError("a TrioActor is started by its system")
+
+    @property
+    def actor_ref(self) -> TrioActorRef[Any]:
+        """The actor's ref."""
+        return self._cell.ref
+
+    @property
+    def actor_urn(self) -> str:  # type: ignore[override]
+        """The actor's universally unique name, the same in every incarnation."""
+        return self._cell.urn
+
+    @property
+    def actor_inbox(self) -> Any:  # type: ignore[override]
+        """The actor's mailbox."""
+        return self._cell.box
+
+    @property
+    def actor_stopped(self) -> Any:  # type: ignore[override]
+        """An event that is set when the actor is stopping for good."""
+        return self._cell.ref.actor_stopped
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__} ({self._cell.key})"
+
+    # -- what it knows of itself
+
+    @property
+    def kept(self) -> Any:
+        """What `make_kept` returned: the same object in every incarnation."""
+        return self._cell.kept
+
+    @property
+    def incarnation(self) -> int:
+        """Which incarnation this is, from 1."""
+        return self._cell.incarnation
+
+    # -- hooks
+
+    def on_start(self) -> Any:
+        """Run before the first message of an incarnation. May be async."""
+
+    def on_stop(self) -> Any:
+        """Run after the last message when the incarnation was stopped. May be async.
+
+        Not called after a crash or a kill.
+        """
+
+    def on_failure(
+        self,
+        exception_type: type[BaseException] | None,
+        exception_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> Any:
+        """Run after the incarnation crashed or was killed; its tasks have ended. May be async."""
+
+    def on_receive(self, message: Any) -> Any:
+        """Handle a message; what is returned is the reply to an ask. May be async."""
+        logger.warning("unexpected message received by %s: %r", self, message)
+
+    def on_answer(self, answer: Answer) -> Any:
+        """Handle what an ask or pipe of this actor came to. May be async."""
+        logger.warning("unexpected answer received by %s: %r", self, answer.tag)
+
+    def on_ended(self, ended: Ended) -> Any:
+        """Handle that a watched actor's incarnation ended. May be async."""
+        logger.warning("unexpected end of %s received by %s", ended.ref, self)
+
+    # -- what it does
+
+    def stop(self) -> None:
+        """Stop after the messages that are in the mailbox now. Not a checkpoint."""
+        self.actor_ref.stop(block=False)
+
+    def later(self) -> Reply:
+        """Take the handle of the reply to the message being handled; then return `LATER`.
+
+        Not a checkpoint. The envelope stays owed until the handle is settled: on a crash it comes
+        back uncounted (at least once) or fails as outcome unknown (at most once); a stop serves
+        the internal lane until nothing is owed.
+
+        Raises:
+            RuntimeError: No message is being handled.
+        """
+        target, over = self._cell.owe()
+        return Reply(self._cell, target, over)
+
+    def ask(
+        self,
+        ref: TrioActorRef[Any],
+        message: Any,
+        *,
+        tag: Any,
+        timeout_s: float | None = None,
+        fact: bool = False,
+    ) -> None:
+        """Ask another actor and go on; the answer comes to `on_answer`.
+
+        Not a checkpoint. A refusal by its mailbox comes as the answer's error.
+
+        Args:
+            ref: Whom to ask.
+            message: What.
+            tag: What the answer carries, to know it by.
+            timeout_s: Until the ask has expired. None is the system's default; `math.inf` none.
+            fact: Deliver the answer to whichever incarnation is there; otherwise it is dropped
+                when this one has ended.
+
+        Raises:
+            AskCycleError: It waits for this actor, or is this actor; nothing was sent.
+            UndeclaredAskError: The table of asks does not hold the pair; nothing was sent.
+        """
+        cell = self._cell
+        asked = ref._cell
+        system = cell.system
+        stance = STANCE.get()
+        check(stance, asked.key, asked.role, system.asks, message)
+        if asked is cell:
+            raise AskCycleError(
+                f"{cell} asks itself; nothing was sent; tell it",
+                ring=(cell.key, cell.key),
+                message=message,
+            )
+        request = _Request(cell, tag, message, fact, stance[0] or (cell.key,))
+        timeout_s = system.ask_timeout_s if timeout_s is None else timeout_s
+        if timeout_s is not None and timeout_s != _FOREVER:
+            system.wheel.add(request, timeout_s)
+        try:
+            asked.box.offer((message, request, 0))
+        except (ActorDeadError, MailboxFullError) as exc:
+            request._fail(exc)
+
+    def pipe(
+        self,
+        afn: Callable[..., Coroutine[Any, Any, Any]],
+        *args: Any,
+        tag: Any,
+        fact: bool = False,
+    ) -> trio.CancelScope:
+        """Run an async function as a task of the incarnation; its outcome comes to `on_answer`.
+
+        Not a checkpoint. Cancelled when the incarnation ends.
+
+        Args:
+            afn: What to run.
+            args: Its arguments.
+            tag: What the answer carries.
+            fact: Deliver the answer to whichever incarnation is there; a task that was cancelled
+                with its incarnation answers `OutcomeUnknownError`.
+        """
+        cell = self._cell
+        incarnation = 0 if fact else cell.incarnation
+        names = STANCE.get()[0][:-1]
+
+        def finish(value: Any, error: BaseException | None) -> None:
+            item = (ANSWER, (names, Answer(tag, value, error, afn)), incarnation, 0)
+            if not cell.box.put_internal(item):
+                cell.dropped += 1
+
+        return cell.start_task(afn, args, None, finish)
+
+    def spawn(
+        self,
+        afn: Callable[..., Coroutine[Any, Any, Any]],
+        *args: Any,
+        name: str | None = None,
+    ) -> trio.CancelScope:
+        """Start a task of the incarnation. Its crash crashes the incarnation.
+
+        Not a checkpoint. Cancelled when the incarnation ends, by whatever; the next one starts
+        only after the task has ended. Returns the task's scope, to cancel it alone.
+        """
+        return self._cell.start_task(afn, args, name, None)
+
+    def after(self, delay_s: float, message: Any) -> Timer:
+        """Send this incarnation a message, by the internal lane, in `delay_s` seconds.
+
+        Not a checkpoint. Returns the timer, which can be cancelled.
+        """
+        cell = self._cell
+        item = (TIMER, message, cell.incarnation, 0)
+        return cell.system.wheel.at(delay_s, lambda: cell.box.put_internal(item))
+
+    def watch(self, ref: TrioActorRef[Any]) -> None:
+        """Get `Ended` in `on_ended` each time an incarnation of the actor ends, and at its end.
+
+        Not a checkpoint. Ends with this incarnation.
+        """
+        ref._cell.watch(self._cell)

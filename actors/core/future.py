@@ -1,0 +1,311 @@
+"""The future: settled once from any thread, got from threads, awaited in trio.
+
+Invariants:
+    I1. `_outcome` is published by one atomic `dict.setdefault`: the first settler wins, and every
+        other learns that it lost.
+    I2. A callback is called exactly once: it is appended, then the outcome is looked at again;
+        the settler publishes, then pops. Both orders pop it, and a pop is atomic.
+    I3. A callback does not raise: one that did in `run_sync_soon` would end the trio run.
+
+Runs on whichever thread settles, gets or awaits.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from _thread import allocate_lock
+from collections.abc import Callable, Generator, Iterable
+from contextlib import suppress
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, cast
+
+import pykka
+import trio
+from trio.lowlevel import (
+    Abort,
+    checkpoint,
+    current_task,
+    current_trio_token,
+    in_trio_run,
+    reschedule,
+    wait_task_rescheduled,
+)
+
+from .errors import AskTimeoutError, FutureSettledError, WouldDeadlockError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+T = TypeVar("T")
+M = TypeVar("M")
+
+Outcome: TypeAlias = "tuple[Any, BaseException | None, TracebackType | None]"
+
+
+class Target:
+    """Who is to be answered: a future, or an actor that asked and goes on."""
+
+    _outcome: Outcome | None = None
+    _slot: set[Target] | None = None  # The wheel's slot that holds this target's deadline.
+    _timeout_s: float | None = None
+    _chain: tuple[str, ...] = ()  # Who waits for this reply.
+
+    @property
+    def settled(self) -> bool:
+        """Whether there is an outcome."""
+        return self._outcome is not None
+
+    def _settle(self, outcome: Outcome) -> bool:
+        """Publish the outcome, from any thread. Return whether it was the first."""
+        if self.__dict__.setdefault("_outcome", outcome) is not outcome:
+            return False
+        slot = self._slot
+        if slot is not None:
+            slot.discard(self)
+        self._settled()
+        return True
+
+    def _settled(self) -> None:
+        """Tell whoever waits. Called once, after the outcome was published. Does not raise."""
+
+    def _answer(self, value: Any) -> bool:
+        return self._settle((value, None, None))
+
+    def _fail(self, error: BaseException) -> bool:
+        return self._settle((None, error, error.__traceback__))
+
+    def _expire(self) -> None:
+        self._fail(
+            AskTimeoutError(
+                f"no reply within {self._timeout_s} s; whether it was handled is unknown; "
+                "ask again only what may happen twice",
+                timeout_s=self._timeout_s,
+            )
+        )
+
+
+class Unasked(Target):
+    """The target of a tell whose handler took a reply handle: it only has an end."""
+
+
+def open_outcome(outcome: Outcome) -> Any:
+    """Return the outcome's value, or raise its error with the traceback it was set with."""
+    value, error, traceback = outcome
+    if error is not None:
+        raise error.with_traceback(traceback)
+    return value
+
+
+class _TaskWaiter:
+    """A trio task that waits for a future."""
+
+    __slots__ = ("ident", "task", "token")
+
+    def __init__(self, task: trio.lowlevel.Task) -> None:
+        self.task: trio.lowlevel.Task | None = task
+        self.ident = get_ident()
+        self.token = current_trio_token()
+
+    def __call__(self) -> None:
+        if get_ident() == self.ident:
+            self.wake()
+            return
+        try:
+            self.token.run_sync_soon(self.wake)
+        except trio.RunFinishedError:
+            self.task = None  # The waiting task ended with its run.
+
+    @trio.lowlevel.enable_ki_protection
+    def wake(self) -> None:
+        task, self.task = self.task, None
+        if task is not None:
+            reschedule(task)
+
+    def abort(self, _raise_cancel: object) -> Abort:
+        self.task = None
+        return Abort.SUCCEEDED
+
+
+class TrioFuture(Target, pykka.Future[T]):
+    """Hold a value that is available now or later, as `pykka.Future` documents it.
+
+    `get()` blocks a host thread; on a thread that runs trio it raises `WouldDeadlockError` unless
+    the value is there. In trio code the future is awaited: a checkpoint; cancelled, the future is
+    as it was. May be settled from any thread.
+    """
+
+    # Class attributes in place of an `__init__`: building one future costs a tenth of
+    # ThreadingFuture, which makes a lock and a condition each time.
+    _get_hook: Any = None
+    _get_hook_result: Any = None
+    _hook_lock: Any = None
+    _sources: tuple[pykka.Future[Any], ...] = ()
+    _no_result: ClassVar[object] = object()
+
+    def __init__(self) -> None:
+        pass
+
+    # -- settling
+
+    def set(self, value: Any = None) -> None:
+        """Set the value.
+
+        Raises:
+            FutureSettledError: There is an outcome or a get hook already; it stands.
+        """
+        if self._get_hook is not None or not self._answer(value):
+            raise _settled_already()
+
+    def set_exception(self, exc_info: Any = None) -> None:
+        """Set an exception: an `exc_info` triple, or the exception being handled.
+
+        Raises:
+            FutureSettledError: There is an outcome or a get hook already; it stands.
+        """
+        kind, error, traceback = exc_info if exc_info is not None else sys.exc_info()
+        if error is None:
+            assert kind is not None
+            error = kind()
+        if self._get_hook is not None or not self._settle((None, error, traceback)):
+            raise _settled_already()
+
+    def set_get_hook(self, func: Callable[[float | None], T]) -> None:
+        """Set a function that yields the value when it is first asked for.
+
+        In trio code an awaited future runs it in a worker thread, as it may block.
+
+        Raises:
+            FutureSettledError: There is an outcome already; it stands.
+        """
+        if self._outcome is not None:
+            raise _settled_already()
+        self._hook_lock = threading.RLock()
+        self._get_hook_result = self._no_result
+        self._get_hook = func
+
+    def on_done(self, callback: Callable[[], object]) -> None:
+        """Call `callback` once, when there is an outcome, on the thread that settles.
+
+        Called at once where there is one. It must not raise and must not block.
+        """
+        self.__dict__.setdefault("_callbacks", []).append(callback)
+        if self._outcome is not None:
+            self._settled()
+
+    def _settled(self) -> None:
+        callbacks = self.__dict__.get("_callbacks")
+        while callbacks:
+            try:
+                callback = callbacks.pop()
+            except IndexError:
+                return
+            callback()
+
+    # -- getting
+
+    def get(self, *, timeout: float | None = None) -> T:
+        """Return the value, or raise the exception. Blocks the calling thread until there is one.
+
+        Args:
+            timeout: Seconds to wait; None waits for ever.
+
+        Raises:
+            pykka.Timeout: There was no outcome in time.
+            WouldDeadlockError: Called on a thread that runs trio, and there is no outcome.
+        """
+        hook: Any = self._get_hook
+        if hook is not None:
+            with self._hook_lock:
+                if self._get_hook_result is self._no_result:
+                    self._get_hook_result = hook(timeout)
+            return cast("T", self._get_hook_result)
+        if self._outcome is None:
+            self._block(timeout)
+        assert self._outcome is not None
+        return cast("T", open_outcome(self._outcome))
+
+    def _block(self, timeout: float | None) -> None:
+        if in_trio_run():
+            raise WouldDeadlockError(
+                "get() would block a thread that runs trio; nothing was waited for; await it"
+            )
+        lock = allocate_lock()
+        lock.acquire()
+        self.on_done(lock.release)
+        if not lock.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
+            raise pykka.Timeout(f"{timeout} seconds")
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        if self._get_hook is not None:
+            return (yield from self._await_hook().__await__())
+        try:
+            task = current_task()
+        except RuntimeError:  # Another event loop: pykka's own way, which blocks.
+            yield
+            return self.get()
+        if self._outcome is None:
+            waiter = _TaskWaiter(task)
+            self.on_done(waiter)
+            if waiter.task is not None:
+                yield from wait_task_rescheduled(waiter.abort).__await__()  # noqa: ASYNC105
+        else:
+            yield from checkpoint().__await__()  # noqa: ASYNC105
+        return cast("T", open_outcome(self._outcome))  # type: ignore[arg-type]
+
+    __iter__ = __await__
+
+    async def _await_hook(self) -> T:
+        for source in self._sources:
+            with suppress(Exception):  # get() raises it again, in the hook's order.
+                await wait_future(source)
+        if self._sources or self._get_hook_result is not self._no_result:
+            await checkpoint()
+            return self.get()
+        return await trio.to_thread.run_sync(self.get)
+
+    # -- combining, on pykka's get hooks, with the sources known so that they can be awaited
+
+    def _derived(self, hook: Callable[[float | None], Any], *more: pykka.Future[Any]) -> Any:
+        future: TrioFuture[Any] = self.__class__()
+        future.set_get_hook(hook)
+        future._sources = (self, *more)
+        return future
+
+    def filter(self, func: Callable[[Any], bool]) -> Any:
+        """Return a future of the items for which `func(item)` is true."""
+        return self._derived(
+            lambda timeout: list(filter(func, cast("Any", self.get(timeout=timeout))))
+        )
+
+    def join(self, *futures: pykka.Future[Any]) -> Any:
+        """Return a future of the list of all results, in order."""
+        return self._derived(
+            lambda timeout: [future.get(timeout=timeout) for future in (self, *futures)], *futures
+        )
+
+    def map(self, func: Callable[[T], M]) -> Any:
+        """Return a future of `func(value)`."""
+        return self._derived(lambda timeout: func(self.get(timeout=timeout)))
+
+    def reduce(self, func: Callable[[Any, Any], Any], *args: Any) -> Any:
+        """Return a future of the items combined from left to right."""
+        return self._derived(
+            lambda timeout: functools.reduce(
+                func, cast("Iterable[Any]", self.get(timeout=timeout)), *args
+            )
+        )
+
+
+async def wait_future(future: pykka.Future[Any]) -> Any:
+    """Await any pykka future: in a worker thread where it is not one of ours. A checkpoint."""
+    if isinstance(future, TrioFuture):
+        return await future
+    return await trio.to_thread.run_sync(future.get, abandon_on_cancel=True)
+
+
+def _settled_already() -> FutureSettledError:
+    return FutureSettledError(
+        "the future is settled already; it keeps what it has; make a new one for a new value"
+    )

@@ -1,0 +1,214 @@
+"""A system for programs without trio: it runs in a named background thread.
+
+Invariants:
+    I1. `_active` holds exactly the hosted systems that run; it is changed under `_lock`.
+
+Host threads call in; the system's own work runs on its loop thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import trio
+from trio.lowlevel import in_trio_run, in_trio_task
+
+from .errors import ActorDeadError, WouldDeadlockError
+from .future import TrioFuture
+from .supervisor import Supervisor, SupervisorSpec
+from .system import ActorSystem, ShutdownReport, SystemStatistics, _running
+
+T = TypeVar("T")
+
+_active: list[HostedSystem] = []
+_lock = threading.Lock()
+
+
+class HostedSystem:
+    """Actors for host threads: `with HostedSystem() as system:`.
+
+    While it is the only one, it is the system that `TrioActor.start()` uses from any thread.
+
+    Args:
+        thread_name: The loop thread's name.
+        stop_all_on_base_exception: Pykka's rule: an exception that is no Exception, raised by a
+            handler, stops all actors. Otherwise it ends the run and is raised by `close`.
+        shutdown_s: The deadline of the shutdown when the block is left.
+        options: As for `ActorSystem`.
+    """
+
+    def __init__(
+        self,
+        *,
+        thread_name: str = "abeyance-loop",
+        stop_all_on_base_exception: bool = False,
+        shutdown_s: float = 30.0,
+        **options: Any,
+    ) -> None:
+        self.system = ActorSystem(**options)
+        self.system.stop_all_on_base_exception = stop_all_on_base_exception
+        self.report: ShutdownReport | None = None
+        self._shutdown_s = shutdown_s
+        self._stop: trio.Event | None = None
+        self._ready: TrioFuture[None] = TrioFuture()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._main, name=thread_name, daemon=True)
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def open(self) -> None:
+        """Start the loop thread; return when the system runs. Blocks.
+
+        Raises:
+            RuntimeError: It was opened before.
+        """
+        self._thread.start()
+        self._ready.get()
+        with _lock:
+            _active.append(self)
+
+    def close(self) -> ShutdownReport | None:
+        """Shut down and end the loop thread; return the report. Blocks.
+
+        Raises:
+            WouldDeadlockError: Called on the loop thread.
+            ExceptionGroup: What ended the run, if an error did.
+        """
+        if threading.current_thread() is self._thread:
+            raise WouldDeadlockError(
+                "close() on the loop thread; nothing was done; await shutdown()"
+            )
+        with _lock:
+            if self in _active:
+                _active.remove(self)
+        with suppress(trio.RunFinishedError):
+            self.system.token.run_sync_soon(self._signal_stop)
+        self._thread.join()
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        return self.report
+
+    def _signal_stop(self) -> None:
+        if self._stop is not None:
+            self._stop.set()
+
+    def _main(self) -> None:
+        try:
+            trio.run(self._run)
+        except BaseException as exc:  # noqa: BLE001 - raised by close(), in the host's thread.
+            self._error = exc
+            if not self._ready.settled:
+                self._ready._fail(exc)
+        finally:
+            with _lock:
+                if self in _active:
+                    _active.remove(self)
+
+    async def _run(self) -> None:
+        self._stop = trio.Event()
+        async with self.system:
+            self._ready.set(None)
+            await self._stop.wait()
+            self.report = await self.system.shutdown(deadline_s=self._shutdown_s)
+
+    # -- from host threads
+
+    def start(self, actor_class: Any, *args: Any, name: str | None = None, **kwargs: Any) -> Any:
+        """Start an actor. As `ActorSystem.start`; any thread."""
+        return self.system.start(actor_class, *args, name=name, **kwargs)
+
+    def start_supervisor(
+        self, spec: SupervisorSpec, parent: Supervisor | None = None
+    ) -> Supervisor:
+        """Start a supervisor. As `ActorSystem.start_supervisor`. Blocks a host thread."""
+        return self.run(self.system.start_supervisor, spec, parent)
+
+    def find(self, name: str) -> Any:
+        """Return the ref of the live actor of that name."""
+        return self.system.find(name)
+
+    def statistics(self) -> SystemStatistics:
+        """Return a snapshot."""
+        return self.system.statistics()
+
+    def run(self, afn: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """Run an async function on the loop and return its result. Blocks a host thread.
+
+        Raises:
+            WouldDeadlockError: Called on a thread that runs trio; nothing was run.
+            ActorDeadError: The system has ended; nothing was run.
+        """
+        if in_trio_run():
+            raise WouldDeadlockError("run() on a thread that runs trio; nothing was run; await it")
+        return self.run_nowait(afn, *args).get()
+
+    def run_nowait(self, afn: Callable[..., Awaitable[T]], *args: Any) -> TrioFuture[T]:
+        """Run an async function on the loop; return a future of its result. Any thread.
+
+        Raises:
+            ActorDeadError: The system has ended; nothing was run.
+        """
+        future: TrioFuture[T] = TrioFuture()
+        try:
+            self.system.token.run_sync_soon(self._start_call, future, afn, args)
+        except (trio.RunFinishedError, AttributeError) as exc:
+            raise self._ended() from exc
+        return future
+
+    def _start_call(self, future: TrioFuture[T], afn: Any, args: tuple[Any, ...]) -> None:
+        if self.system.ended:
+            future._fail(self._ended())
+            return
+        self.system.nursery.start_soon(self._call, future, afn, args)
+
+    async def _call(self, future: TrioFuture[T], afn: Any, args: tuple[Any, ...]) -> None:
+        try:
+            value = await afn(*args)
+        except Exception as exc:  # noqa: BLE001 - the caller's.
+            future._fail(exc)
+        except BaseException:
+            future._fail(self._ended())
+            raise
+        else:
+            future._answer(value)
+
+    def _ended(self) -> ActorDeadError:
+        return ActorDeadError(
+            f"{self.system} has ended; nothing was run", actor=self.system.name, message=None
+        )
+
+
+def find_system() -> ActorSystem:
+    """Return the running task's system; elsewhere the one active HostedSystem's.
+
+    Raises:
+        RuntimeError: There is none, or there are several.
+    """
+    if in_trio_task():
+        system = _running.get()
+        if system is not None:
+            return system
+    with _lock:
+        active = list(_active)
+    if len(active) != 1:
+        raise RuntimeError(
+            f"{len(active)} hosted systems run; start the actor by the one that is meant"
+            if active
+            else "no actor system runs; open an ActorSystem or a HostedSystem first"
+        )
+    return active[0].system

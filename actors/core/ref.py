@@ -1,0 +1,297 @@
+"""The handle that outlives incarnations: what senders hold.
+
+Invariants:
+    I1. One ref per cell: refs compare by identity, and supervisors hand out the same one for ever.
+    I2. A blocking call on a thread that runs trio raises; it never blocks.
+
+Any thread, except where a method is async.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pykka
+import trio
+from trio.lowlevel import in_trio_run
+
+from .asks import IDLE, STANCE, check
+from .envelope import STOP_PILL, TELL
+from .errors import ActorDeadError, AskTimeoutError, MailboxFullError, WouldDeadlockError
+from .future import TrioFuture
+
+if TYPE_CHECKING:
+    from .cell import ActorStatistics, Cell
+
+A = TypeVar("A", bound=pykka.Actor)
+
+
+class StoppedFlag:
+    """What pykka calls `actor_stopped`: an event that is set when the actor has stopped."""
+
+    __slots__ = ("_cell",)
+
+    def __init__(self, cell: Cell) -> None:
+        self._cell = cell
+
+    def is_set(self) -> bool:
+        """Whether the actor is stopping for good, or has ended."""
+        return self._cell.stopping
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block a host thread until the actor has ended. Return whether it has."""
+        try:
+            self._cell.ended_future().get(timeout=timeout)
+        except pykka.Timeout:
+            return False
+        return True
+
+
+class TrioActorRef(pykka.ActorRef[A]):
+    """Reference to an actor, over all its incarnations. Got from starting one; not constructed."""
+
+    _cell: Cell
+
+    def __init__(self, actor: A) -> None:
+        raise TypeError("refs come from starting an actor, or from actor.actor_ref")
+
+    @classmethod
+    def _of(cls, cell: Cell) -> TrioActorRef[Any]:
+        ref = cls.__new__(cls)
+        ref._cell = cell
+        ref._box = cell.box  # type: ignore[attr-defined]
+        ref._lane = cell.box.user  # type: ignore[attr-defined]
+        return ref
+
+    # -- what pykka's ref keeps as attributes
+
+    @property
+    def actor_class(self) -> type[A]:  # type: ignore[override]
+        """The class of the actor."""
+        return self._cell.actor_class  # type: ignore[return-value]
+
+    @property
+    def actor_urn(self) -> str:  # type: ignore[override]
+        """The actor's universally unique name."""
+        return self._cell.urn
+
+    @property
+    def actor_inbox(self) -> Any:  # type: ignore[override]
+        """The actor's mailbox."""
+        return self._cell.box
+
+    @property
+    def actor_stopped(self) -> Any:  # type: ignore[override]
+        """An event that is set when the actor is stopping for good."""
+        return StoppedFlag(self._cell)
+
+    @property
+    def _actor_weakref(self) -> Callable[[], Any]:  # type: ignore[override]
+        # Pykka's proxies introspect the instance; after a restart that is the new one.
+        return lambda: self._cell.actor
+
+    @property
+    def name(self) -> str:
+        """The actor's name, or a key of its own where it has none."""
+        return self._cell.key
+
+    def __repr__(self) -> str:
+        return f"<TrioActorRef for {self}>"
+
+    def __str__(self) -> str:
+        return f"{self._cell.actor_class.__name__} ({self._cell.key})"
+
+    def is_alive(self) -> bool:
+        """Whether it is neither stopping for good nor ended. Parked and restarting are alive."""
+        return not self._cell.stopping
+
+    # -- telling
+
+    def tell(self, message: Any) -> None:
+        """Send a message without a reply.
+
+        Not a checkpoint. Blocks only a host thread, and only where the overflow policy is `block`.
+
+        Raises:
+            MailboxFullError: The user lane is at its bound; not accepted.
+            ActorDeadError: The actor has ended; not accepted.
+            MailboxClosedError: The actor is stopping, or the system refuses hosts; not accepted.
+        """
+        box = self._box  # type: ignore[attr-defined]
+        lane = self._lane  # type: ignore[attr-defined]
+        if len(lane) < box.room:
+            lane.append((message, None, 0))
+            if box.attention:
+                box.attend()
+        else:
+            box.offer_slowly((message, None, 0))
+
+    async def tell_wait(self, message: Any) -> None:
+        """Send a message without a reply; wait while the mailbox is full, whatever its policy.
+
+        A checkpoint only where it has to wait. Cancelled: the message was not sent.
+
+        Raises:
+            ActorDeadError, MailboxClosedError: Not accepted.
+        """
+        box = self._cell.box
+        while True:
+            box.check_open(message)
+            if len(box.user) < box.capacity:
+                box.append((message, None, 0))
+                return
+            waiter = box.wait_for_room()
+            if waiter is None:
+                continue
+            try:
+                await waiter
+            except BaseException:
+                if not waiter._answer(None):
+                    box.give_room()  # The wake was ours; hand it on.
+                raise
+
+    def tell_internal(self, message: Any) -> None:
+        """Send by the internal lane, which has no bound: the runtime's own traffic only.
+
+        Not a checkpoint. Each sender has at most one such message outstanding.
+
+        Raises:
+            ActorDeadError: The actor has ended; not accepted.
+        """
+        if not self._cell.box.put_internal((TELL, message, 0, 0)):
+            raise self._dead(message)
+
+    # -- asking
+
+    def ask(self, message: Any, *, block: bool | None = None, timeout: float | None = None) -> Any:
+        """Send a message and get its reply: at once a future, or blocking the reply itself.
+
+        Not a checkpoint. On a host thread it blocks, unless `block=False`; on a thread that runs
+        trio it returns a future to await. Cancelling that await leaves the ask in the mailbox; its
+        reply is then dropped. A refusal by the mailbox is the future's exception.
+
+        Args:
+            message: What to ask.
+            block: True blocks, False returns a future, None is True except where trio runs.
+            timeout: Seconds until the ask has expired: it is then no longer handled, and its reply
+                is `AskTimeoutError`. None is the system's default; `math.inf` is none.
+
+        Raises:
+            WouldDeadlockError: `block=True` where trio runs; nothing was sent.
+            AskCycleError: The actor waits for the asker; nothing was sent.
+            UndeclaredAskError: The table of asks does not hold the pair; nothing was sent.
+            AskTimeoutError: Blocking, and there was no reply in time.
+        """
+        cell = self._cell
+        box = cell.box
+        system = cell.system
+        stance = STANCE.get()
+        if stance is not IDLE:
+            check(stance, cell.key, cell.role, system.asks, message)
+        blocks = False
+        if get_ident() == box.ident or in_trio_run():
+            if block:
+                raise WouldDeadlockError(
+                    "a blocking ask on a thread that runs trio; nothing was sent; await it"
+                )
+        else:
+            blocks = block is None or block
+        future: TrioFuture[Any] = TrioFuture()
+        if stance[0]:
+            future._chain = stance[0]
+        if timeout is None:
+            timeout = system.ask_timeout_s
+        elif timeout == _FOREVER:
+            timeout = None
+        if timeout is not None and not blocks:
+            system.wheel.add(future, timeout)
+        lane = box.user
+        try:
+            if len(lane) < box.room:
+                lane.append((message, future, 0))
+                if box.attention:
+                    box.attend()
+            else:
+                box.offer_slowly((message, future, 0))
+        except (ActorDeadError, MailboxFullError) as exc:
+            future._fail(exc)
+        if not blocks:
+            return future
+        try:
+            return future.get(timeout=timeout)
+        except AskTimeoutError:
+            raise
+        except pykka.Timeout:
+            # The deadline is kept by this thread, not by the wheel: it holds when the loop stalls.
+            future._timeout_s = timeout
+            future._expire()
+            return future.get()
+
+    # -- ending
+
+    def stop(
+        self, *, now: bool = False, block: bool | None = None, timeout: float | None = None
+    ) -> Any:
+        """Stop the actor: after what was sent before, or after its current message.
+
+        Not a checkpoint. Returns, or gives a future of, True if the actor was stopped by now, and
+        False if it had ended before. A permanent child is started again by its supervisor, in
+        which case True means that the incarnation ended.
+
+        Args:
+            now: Leave the messages in the mailbox unhandled; they become dead letters.
+            block: As for `ask`.
+            timeout: Seconds to wait for it, when blocking; None is for ever.
+
+        Raises:
+            WouldDeadlockError: `block=True` where trio runs; nothing was done.
+            pykka.Timeout: Blocking, and it had not stopped in time. It still will.
+        """
+        cell = self._cell
+        running_trio = get_ident() == cell.box.ident or in_trio_run()
+        if running_trio and block:
+            raise WouldDeadlockError(
+                "a blocking stop on a thread that runs trio; nothing was done; await it"
+            )
+        result: TrioFuture[bool] = TrioFuture()
+        if cell.box.closed:
+            result._answer(False)
+        else:
+            done: TrioFuture[None] = TrioFuture()
+            done.on_done(lambda: result._answer(True))
+            if now:
+                cell.ended_future().on_done(lambda: done._answer(None))
+                cell.system.on_loop(cell.stop_now)
+            else:
+                cell.box.append((STOP_PILL, done, 0))
+        if running_trio or block is False:
+            return result
+        return result.get(timeout=timeout)
+
+    def kill(self, reason: str | None = None) -> None:
+        """Cancel what the actor does, at its next checkpoint; counts as a crash.
+
+        Not a checkpoint; returns before it happens. A handler that never awaits cannot be killed.
+        """
+        self._cell.system.on_loop(self._cell.kill, reason)
+
+    async def stopped(self) -> None:
+        """Wait until the actor has ended for good. A checkpoint."""
+        await self._cell.ended_future()
+        await trio.lowlevel.checkpoint_if_cancelled()
+
+    def statistics(self) -> ActorStatistics:
+        """Return a snapshot of the actor."""
+        return self._cell.statistics()
+
+    def _dead(self, message: Any) -> ActorDeadError:
+        return ActorDeadError(
+            f"{self} has ended; the message was not accepted; send it elsewhere",
+            actor=self._cell.key,
+            message=message,
+        )
+
+
+_FOREVER = float("inf")

@@ -1,0 +1,47 @@
+"""Names of live actors, in one system: a dict, so every operation is O(1).
+
+Pykka's own registry is a list shared by every library of the process; actors enter it only where
+pykka's rule says so (`TrioActor.start()`) or a child spec asks for it.
+
+Invariants:
+    I1. A name belongs to at most one live cell.
+
+Any thread.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .errors import NameTakenError
+
+if TYPE_CHECKING:
+    from .cell import Cell
+
+
+class Names:
+    """The names of one system."""
+
+    def __init__(self) -> None:
+        self._cells: dict[str, Cell] = {}
+
+    def claim(self, name: str, cell: Cell) -> None:
+        """Give `name` to `cell`.
+
+        Raises:
+            NameTakenError: Another live cell has it.
+        """
+        if self._cells.setdefault(name, cell) is not cell:
+            raise NameTakenError(
+                f"an actor named {name!r} is alive; nothing was started; choose another name",
+                name=name,
+            )
+
+    def release(self, name: str, cell: Cell) -> None:
+        """Give the name back, if it is the cell's."""
+        if self._cells.get(name) is cell:
+            del self._cells[name]
+
+    def find(self, name: str) -> Cell | None:
+        """Return the live cell of that name."""
+        return self._cells.get(name)

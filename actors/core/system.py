@@ -1,0 +1,529 @@
+"""The system: the nursery actors run in, its root supervisor, and its ordered end.
+
+Invariants:
+    I1. One nursery holds every task of the system; the tree of supervisors is data, not tasks.
+    I2. After the end every tell and ask, on any thread, raises `ActorDeadError`; no future is left
+        unsettled.
+    I3. A phase of the shutdown starts when the one before has ended or its deadline has passed.
+
+Runs on the loop thread; `start` may be called on any thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from threading import get_ident
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import pykka
+import trio
+
+from .asks import AskTable
+from .cell import ActorStatistics, Cell
+from .clock import Clock, SystemClock
+from .deadletters import DeadLetter, Ledger, Quarantined
+from .errors import ActorDeadError
+from .ports import DeadLetterSink, Event, EventSink, QuarantineSink
+from .ref import TrioActorRef
+from .registry import Names
+from .supervisor import Supervisor, SupervisorSpec
+from .wheel import Wheel
+
+if TYPE_CHECKING:
+    from .actor import TrioActor
+
+logger = logging.getLogger("abeyance.core")
+logger.addHandler(logging.NullHandler())
+
+PHASES = ("refuse", "drain", "settle", "stop", "flush", "close")
+PHASE_S = {
+    "refuse": 1.0,
+    "drain": 5.0,
+    "settle": 5.0,
+    "stop": 15.0,
+    "flush": 5.0,
+    "close": 1.0,
+}
+
+_running: trio.lowlevel.RunVar[ActorSystem | None] = trio.lowlevel.RunVar("abeyance_system", None)
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseReport:
+    """How one phase of a shutdown went.
+
+    Attributes:
+        name: Which.
+        took_s: How long.
+        completed: Whether it ended by itself, rather than by its deadline.
+        errors: What its hooks raised.
+    """
+
+    name: str
+    took_s: float
+    completed: bool
+    errors: tuple[BaseException, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ShutdownReport:
+    """How a shutdown went.
+
+    Attributes:
+        phases: In order.
+        left: Per actor that had any, how many messages it did not handle.
+        killed: The actors that had to be killed.
+        handled: How many messages were handled in the system's life.
+        dead_letters: How many dead letters there were in its life.
+        quarantined: How many messages were quarantined in its life.
+    """
+
+    phases: tuple[PhaseReport, ...]
+    left: dict[str, int]
+    killed: tuple[str, ...]
+    handled: int
+    dead_letters: int
+    quarantined: int
+
+    @property
+    def clean(self) -> bool:
+        """Whether every phase completed, no hook failed and nothing was left or killed."""
+        return (
+            all(phase.completed and not phase.errors for phase in self.phases)
+            and not self.left
+            and not self.killed
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SystemStatistics:
+    """A snapshot of a system.
+
+    Attributes:
+        name: Its name.
+        actors: How many actors live.
+        queued: How many messages wait in their mailboxes.
+        handled: How many were handled, by actors that live and by those that ended.
+        dead_letters: How many dead letters there were, by reason.
+        quarantined: How many messages were quarantined, by error.
+        sink_failures: How often a host's sink raised.
+    """
+
+    name: str
+    actors: int
+    queued: int
+    handled: int
+    dead_letters: dict[str, int]
+    quarantined: dict[str, int]
+    sink_failures: int
+
+
+class ActorSystem:
+    """Actors in a trio program: `async with ActorSystem() as system:`.
+
+    Leaving the block shuts the system down. An error that reaches the root supervisor leaves the
+    block as an ExceptionGroup.
+
+    Args:
+        name: What it is called in texts.
+        asks: The declared table of who may ask whom. None allows every ask.
+        clock: Where instants come from.
+        ask_timeout_s: The deadline of an ask that states none. None is none.
+        debug: Whether a handler of an actor with a role may suspend once only.
+        seed: Of the random numbers that jitter the backoff.
+        on_dead_letter: Where dead letters go, on the thread on which they end.
+        on_quarantine: Where quarantined messages go.
+        on_event: Where events go.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str = "abeyance",
+        asks: AskTable | None = None,
+        clock: Clock | None = None,
+        ask_timeout_s: float | None = 60.0,
+        debug: bool = False,
+        seed: int | None = None,
+        on_dead_letter: DeadLetterSink | None = None,
+        on_quarantine: QuarantineSink | None = None,
+        on_event: EventSink | None = None,
+    ) -> None:
+        self.name = name
+        self.asks = asks
+        self.clock: Clock = clock or SystemClock()
+        self.ask_timeout_s = ask_timeout_s
+        self.debug = debug
+        self.random = random.Random(seed)
+        self.dead_letters: Ledger[DeadLetter] = Ledger(on_dead_letter)
+        self.quarantine: Ledger[Quarantined] = Ledger(on_quarantine)
+        self.on_event = on_event
+        self.stop_all_on_base_exception = False
+        self.lock = threading.Lock()
+        self.names = Names()
+        self.cells: dict[Cell, None] = {}
+        self.refusing = False
+        self.stopping = False
+        self.ended = False
+        self._handled = 0
+        self._event_failures = 0
+        self._hooks: dict[str, list[Callable[[], Awaitable[object]]]] = {}
+        self._report: ShutdownReport | None = None
+        self._killed: list[str] = []
+        self._down: trio.Event | None = None
+        self.ident: int = -1
+        self.token: trio.lowlevel.TrioToken
+        self.nursery: trio.Nursery
+        self.wheel: Wheel
+        self.root: Supervisor
+        self.user: Supervisor
+
+    def __str__(self) -> str:
+        return f"system {self.name}"
+
+    # -- life
+
+    async def __aenter__(self) -> Self:
+        if self.ident != -1:
+            raise RuntimeError("a system runs once; make a new one")
+        self.ident = get_ident()
+        self.token = trio.lowlevel.current_trio_token()
+        self.wheel = Wheel(trio.lowlevel.current_clock(), self.token)
+        self._manager = trio.open_nursery()
+        self.nursery = await self._manager.__aenter__()
+        self._outer = _running.get()
+        _running.set(self)
+        self._wheel_scope = trio.CancelScope()
+        self.nursery.start_soon(self._run_wheel, name=f"{self}: wheel")
+        self.root = Supervisor(self, SupervisorSpec("root"), None)
+        self.user = Supervisor(self, SupervisorSpec("user"), self.root)
+        self.root._children["user"] = self.user
+        return self
+
+    async def _run_wheel(self) -> None:
+        with self._wheel_scope:
+            await self.wheel.run()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        plain = error if isinstance(error, Exception) else None
+        passed: tuple[Any, Any, Any] = (None, None, None) if plain else (kind, error, traceback)
+        swallowed: bool | None = False
+        try:
+            if error is None:
+                try:
+                    await self.shutdown()
+                except BaseException as exc:  # noqa: BLE001 - raised again below.
+                    passed = (type(exc), exc, exc.__traceback__)
+            else:
+                with trio.CancelScope(shield=True):
+                    await self.shutdown(deadline_s=5.0, drain=False)
+            self._wheel_scope.cancel()
+            swallowed = await self._manager.__aexit__(*passed)
+            if passed[1] is not None and passed[1] is not error and not swallowed:
+                raise passed[1]
+        finally:
+            self.ended = self.refusing = self.stopping = True
+            _running.set(self._outer)
+            for cell in list(self.cells):
+                cell._end(None)
+            self.wheel.expire_all()
+        return False if plain is not None else swallowed
+
+    # -- starting
+
+    def start(
+        self, actor_class: type[TrioActor], *args: Any, name: str | None = None, **kwargs: Any
+    ) -> TrioActorRef[Any]:
+        """Start an actor that is not restarted, under the user supervisor.
+
+        Not a checkpoint. Its instance is made on the calling thread, which may be any.
+
+        Args:
+            actor_class: The class.
+            args: Its arguments.
+            name: Its name in the system, unique among the living.
+            kwargs: Its keyword arguments.
+
+        Raises:
+            NameTakenError: A live actor has the name; nothing was started.
+            ActorDeadError: The system is shutting down; nothing was started.
+        """
+        return self._start(actor_class, args, kwargs, name=name, register=False)
+
+    def start_registered(
+        self, actor_class: type[TrioActor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> TrioActorRef[Any]:
+        """Start as `start` does, and register with `pykka.ActorRegistry`."""
+        return self._start(actor_class, args, kwargs, name=None, register=True)
+
+    def _start(
+        self,
+        actor_class: type[TrioActor],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        name: str | None,
+        register: bool,
+    ) -> TrioActorRef[Any]:
+        if self.stopping or self.ident == -1:
+            raise self._not_running()
+        cell = Cell(self, self.user, actor_class, args, kwargs, name=name)
+        self.enter(cell, register=False)
+        try:
+            cell.make()
+            if register:
+                cell.registered = True
+                pykka.ActorRegistry.register(cell.ref)
+            if get_ident() == self.ident:
+                self.user.adopt(cell)
+            else:
+                self.token.run_sync_soon(self._adopt, cell)
+        except BaseException as exc:
+            cell._end(None)
+            if isinstance(exc, trio.RunFinishedError):
+                raise self._not_running() from exc
+            raise
+        return cell.ref
+
+    def _adopt(self, cell: Cell) -> None:
+        """Take a cell that a host thread started. Runs under run_sync_soon: it does not raise."""
+        if self.ended or self.stopping:
+            cell._end(None)
+        else:
+            self.user.adopt(cell)
+
+    def enter(self, cell: Cell, *, register: bool) -> None:
+        """Take a new cell into the system's books.
+
+        Raises:
+            NameTakenError: A live actor has its name.
+        """
+        if cell.name is not None:
+            self.names.claim(cell.name, cell)
+        self.cells[cell] = None
+        if register:
+            cell.registered = True
+            pykka.ActorRegistry.register(cell.ref)
+
+    def _not_running(self) -> ActorDeadError:
+        return ActorDeadError(
+            f"{self} does not run; nothing was started; start it in a running system",
+            actor=self.name,
+            message=None,
+        )
+
+    async def start_supervisor(
+        self, spec: SupervisorSpec, parent: Supervisor | None = None
+    ) -> Supervisor:
+        """Start a supervisor and its children, in order; return when all have started.
+
+        A checkpoint. Cancelled: those that were started are stopped.
+
+        Args:
+            spec: What to start.
+            parent: Under which supervisor; None is the root.
+
+        Raises:
+            ChildStartError: A child failed to start; those before it were stopped.
+            NameTakenError: The parent has a child of that id.
+            ActorDeadError: The system is shutting down.
+        """
+        parent = parent or self.root
+        parent._check_running()
+        supervisor = Supervisor(self, spec, parent)
+        if parent._children.setdefault(spec.id, supervisor) is not supervisor:
+            raise parent_has(parent, spec.id)
+        try:
+            await supervisor._start_all()
+        except BaseException:
+            parent._children.pop(spec.id, None)
+            raise
+        return supervisor
+
+    # -- looking
+
+    def find(self, name: str) -> TrioActorRef[Any] | None:
+        """Return the ref of the live actor of that name. Any thread."""
+        cell = self.names.find(name)
+        return None if cell is None else cell.ref
+
+    def statistics(self) -> SystemStatistics:
+        """Return a snapshot."""
+        cells = list(self.cells)
+        return SystemStatistics(
+            self.name,
+            len(cells),
+            sum(cell.box.depth for cell in cells),
+            self._handled + sum(cell.handled for cell in cells),
+            self.dead_letters.counts,
+            self.quarantine.counts,
+            self.dead_letters.sink_failures + self.quarantine.sink_failures + self._event_failures,
+        )
+
+    def actors(self) -> tuple[ActorStatistics, ...]:
+        """Return a snapshot of every live actor."""
+        return tuple(cell.statistics() for cell in list(self.cells))
+
+    def emit(
+        self, kind: str, subject: str, incarnation: int = 0, error: BaseException | None = None
+    ) -> None:
+        """Hand an event to whoever looks."""
+        if self.on_event is None:
+            return
+        try:
+            self.on_event(Event(kind, subject, incarnation, error))
+        except Exception:
+            self._event_failures += 1
+            logger.exception("on_event failed; the system goes on")
+
+    def forget(self, cell: Cell) -> None:
+        """Take an ended cell out of the system's books."""
+        if self.cells.pop(cell, 0) is None:
+            self._handled += cell.handled
+
+    def on_loop(self, function: Callable[..., object], *args: Any) -> None:
+        """Call a function that does not raise on the loop thread: now, or soon."""
+        if get_ident() == self.ident:
+            function(*args)
+            return
+        with suppress(trio.RunFinishedError):
+            self.token.run_sync_soon(function, *args)
+
+    # -- the end
+
+    def add_phase_hook(self, phase: str, hook: Callable[[], Awaitable[object]]) -> None:
+        """Run an async function in a phase of the shutdown, after those added before it.
+
+        Args:
+            phase: `refuse`, `drain`, `settle`, `stop`, `flush` or `close`.
+            hook: Cancelled at the phase's deadline. What it raises is in the report.
+        """
+        if phase not in PHASES:
+            raise ValueError(f"phase must be one of {', '.join(PHASES)}, not {phase!r}")
+        self._hooks.setdefault(phase, []).append(hook)
+
+    async def shutdown(
+        self,
+        *,
+        deadline_s: float = 30.0,
+        phase_s: dict[str, float] | None = None,
+        drain: bool = True,
+    ) -> ShutdownReport:
+        """Refuse, drain, settle, stop, flush, close; return how it went.
+
+        A checkpoint. Cancelled: actors that were not stopped run on, and hosts stay refused. A
+        second call waits for the first and returns its report.
+
+        Args:
+            deadline_s: For all phases together. When it has passed, what still runs is killed.
+            phase_s: Deadlines of single phases, in place of the defaults.
+            drain: Whether to drain and settle; without, what is queued becomes dead letters.
+        """
+        if self._down is not None:
+            await self._down.wait()
+            if self._report is not None:
+                return self._report
+        self._down = trio.Event()
+        limits = {**PHASE_S, **(phase_s or {})}
+        ends_at = trio.current_time() + deadline_s
+        phases: list[PhaseReport] = []
+        left: dict[str, int] = {}
+        try:
+            for phase in PHASES:
+                if phase == "stop":
+                    left = {cell.key: cell.box.depth for cell in self.cells if cell.box.depth}
+                if not drain and phase in ("drain", "settle"):
+                    continue
+                phases.append(await self._run_phase(phase, limits[phase], ends_at))
+            stats = self.statistics()
+            self._report = ShutdownReport(
+                tuple(phases),
+                left,
+                tuple(self._killed),
+                stats.handled,
+                self.dead_letters.total,
+                self.quarantine.total,
+            )
+            return self._report
+        finally:
+            self._down.set()
+            if self._report is None:
+                self._down = None
+
+    async def _run_phase(self, phase: str, limit_s: float, ends_at: float) -> PhaseReport:
+        began = trio.current_time()
+        errors: list[BaseException] = []
+        completed = False
+        with trio.move_on_at(min(began + limit_s, max(ends_at, began + 0.05))):
+            await getattr(self, f"_{phase}")()
+            for hook in self._hooks.get(phase, ()):
+                try:
+                    await hook()
+                except Exception as exc:  # noqa: BLE001 - reported; the phases go on.
+                    errors.append(exc)
+            completed = True
+        if phase == "stop" and not completed:
+            await self._kill_all()
+        return PhaseReport(phase, trio.current_time() - began, completed, tuple(errors))
+
+    async def _refuse(self) -> None:
+        # Taking away the fast path is what makes each host tell look at `refusing`.
+        self.refusing = True
+        for cell in list(self.cells):
+            cell.box.room = min(cell.box.room, 0)
+
+    async def _drain(self) -> None:
+        await self._until_none(lambda cell: cell.busy)
+
+    async def _settle(self) -> None:
+        await self._until_none(
+            lambda cell: cell.busy or bool(cell.owed and cell.state == "running")
+        )
+
+    async def _until_none(self, waits: Callable[[Cell], bool]) -> None:
+        while True:
+            await trio.lowlevel.checkpoint()
+            cell = next((cell for cell in self.cells if waits(cell)), None)
+            if cell is None:
+                return
+            await cell.wait_change()
+
+    async def _stop(self) -> None:
+        self.stopping = True
+        await self.root.stop()
+
+    async def _kill_all(self) -> None:
+        for cell in list(self.cells):
+            self._killed.append(cell.key)
+            cell.ending = True
+            cell.held = False
+            cell.nudge()
+            cell.kill("the shutdown's deadline passed")
+        with trio.move_on_after(1.0):
+            await self._until_none(lambda cell: True)
+
+    async def _flush(self) -> None:
+        """Only hooks."""
+
+    async def _close(self) -> None:
+        for cell in list(self.cells):
+            cell._end(None)
+        self._wheel_scope.cancel()
+
+
+def parent_has(parent: Supervisor, id_: str) -> Exception:
+    """Return the error of a second child of one id."""
+    from .errors import NameTakenError
+
+    return NameTakenError(f"supervisor {parent} has a child {id_!r}; nothing was started", name=id_)
