@@ -1,0 +1,269 @@
+"""The agent actor: decides when its agent's next turn runs.
+
+It holds no message and no wait; those are rows. It knows which of five activities its agent is in,
+and each moves to the next by a message:
+
+    activity   what is true                         left by
+    resting    no open turn, no wake                Woken
+    starting   the slot was asked for the lease     the slot's answer
+    running    a turn's task lives                  its outcome
+    held       the open turn is a row               Due, WaitLifted (both ask the gate first)
+    stopping   no turn starts any more              –
+
+Runs in: the loop thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
+
+import trio
+
+from abeyance.actors.core import LATER, Answer, Reply, TrioActor
+from abeyance.storage.tables.slots import Turn
+
+from .alarm import Due, ForgetInstant, WatchInstant
+from .gate import Peek, WatchHolder
+from .slot_messages import AttachAgent, NothingToDo, ReadOpenTurn, StartTurn, TurnStart, Woken
+from .turn import TurnEnded, TurnHeld, TurnSeams, TurnSettings, TurnTask
+from .wait_book import Deferral
+from .waits import RECHECK_MS, AttachToWaits, WaitLifted
+
+Activity: TypeAlias = Literal["resting", "starting", "running", "held", "stopping"]
+
+STOPPED_MARKER: Final = "this turn was ended by a stop; its wakes go on at the next start"
+
+
+class WaitIdle(NamedTuple):
+    """Ask: answered when no turn lives and nothing is to do but what is held."""
+
+
+class StopTurns(NamedTuple):
+    """Ask: start no more turns and end the live one, its wakes given back. Answered when done."""
+
+
+class AgentView:
+    """What the agent is doing, for whoever looks; written by the agent actor only."""
+
+    def __init__(self) -> None:
+        self.activity: Activity = "starting"
+        self.turn: TurnTask | None = None
+        self.held: Deferral | None = None
+
+
+class AgentKept:
+    """Survives a crash of the agent actor: that it was told to stop."""
+
+    def __init__(self) -> None:
+        self.stopping = False
+
+
+class Agent(TrioActor):
+    """One agent. See the module's table."""
+
+    role: ClassVar[str] = "agent"
+    max_deliveries: ClassVar[int] = 3
+    kept: AgentKept
+
+    def __init__(
+        self, settings: TurnSettings, seams: TurnSeams, alarm: Any, ledger: Any, view: AgentView
+    ) -> None:
+        super().__init__()
+        self._view = view
+        view.activity, view.turn, view.held = "starting", None, None
+        self._settings = settings
+        self._seams = seams
+        self._alarm = alarm
+        self._ledger = ledger
+        self._turn_scope: trio.CancelScope | None = None
+        self._woken = False
+        self._looking = False
+        """The gate was asked whether the hold still stands; until it answers, that is work."""
+        self._released = False
+        self._idlers: list[Reply] = []
+        self._stoppers: list[Reply] = []
+
+    @classmethod
+    def make_kept(cls) -> AgentKept:
+        return AgentKept()
+
+    def on_start(self) -> None:
+        name, seams = self._settings.name, self._seams
+        seams.gate.tell(WatchHolder(self.actor_ref))
+        seams.slot.tell(AttachAgent(name, self.actor_ref))
+        self._ledger.tell(AttachToWaits(name, self.actor_ref))
+        if self.kept.stopping:
+            self._view.activity = "stopping"
+            return
+        self.ask(seams.slot, ReadOpenTurn(name), tag=self._found_open_turn)
+
+    # -- messages ----------------------------------------------------------------------------
+
+    def on_receive(self, message: Any) -> Any:
+        match message:
+            case Woken():
+                self._woken = True
+                if self._view.activity == "resting":
+                    self._start()
+            case Due():
+                self._look_again()
+            case WaitLifted(model):
+                self._lifted(model)
+            case WaitIdle():
+                self._idlers.append(self.later())
+                self._tell_idlers()
+                return LATER
+            case StopTurns():
+                return self._stop_turns()
+            case _:
+                raise TypeError(f"an agent takes no {type(message).__name__}")
+        return None
+
+    def on_answer(self, answer: Answer) -> None:
+        then: Callable[[Answer], None] = answer.tag
+        then(answer)
+
+    # -- activities --------------------------------------------------------------------------
+
+    def _found_open_turn(self, answer: Answer) -> None:
+        turn: Turn | None = answer.unwrap()
+        if turn is not None and turn.state == "held" and turn.held is not None:
+            held = turn.held
+            cause: Any = held.cause
+            self._hold(Deferral(held.agent, held.model, None, "held before this start", cause))
+            self._look_again()
+        else:
+            self._start()
+
+    def _start(self) -> None:
+        if self.kept.stopping:
+            return
+        settings = self._settings
+        self._view.activity, self._woken = "starting", False
+        start = StartTurn(
+            agent=settings.name,
+            provider=type(settings.provider).__name__,
+            model=settings.model,
+            carries_injections=settings.provider.carries_injections,
+            at_ms=self._seams.clock.now_ms(),
+        )
+        self.ask(self._seams.slot, start, tag=self._started)
+
+    def _started(self, answer: Answer) -> None:
+        start: TurnStart | NothingToDo = answer.unwrap()
+        if isinstance(start, NothingToDo):
+            if self._woken:
+                self._start()
+            else:
+                self._rest()
+            return
+        self._view.turn = TurnTask(start, self._settings, self._seams)
+        self._view.activity = "running"
+        self._released = False
+        self.pipe(self._run, self._view.turn, tag=self._turn_over)
+
+    async def _run(self, turn: TurnTask) -> TurnEnded | TurnHeld:
+        with trio.CancelScope() as scope:
+            self._turn_scope = scope
+            if self.kept.stopping:
+                scope.cancel()
+            return await turn.run()
+        await turn.end("cancelled", STOPPED_MARKER, sent=False, give_back=True)
+        return TurnEnded("cancelled")
+
+    def _turn_over(self, answer: Answer) -> None:
+        outcome: TurnEnded | TurnHeld = answer.unwrap()
+        self._view.turn = self._turn_scope = None
+        if isinstance(outcome, TurnHeld):
+            self._hold(outcome.deferral)
+        if self.kept.stopping:
+            self._rest()
+        elif isinstance(outcome, TurnHeld):
+            # What held it may have been released while the hold was being recorded.
+            self._look_again()
+        else:
+            self._start()
+
+    def _hold(self, deferral: Deferral) -> None:
+        self._view.activity, self._view.held = "held", deferral
+
+    def _watch_hold(self) -> None:
+        """Ask again when the wait ends; one without an instant that a re-read may heal, soon."""
+        held = self._view.held
+        assert held is not None
+        at_ms = held.deadline_ms
+        if at_ms is None and held.cause == "unreadable":
+            at_ms = self._seams.clock.now_ms() + RECHECK_MS
+        if at_ms is not None:
+            self._alarm.tell(WatchInstant(self._settings.name, at_ms, self.actor_ref))
+
+    def _lifted(self, model: str | None) -> None:
+        """A release. It is kept for a hold without a record, which may still be on its way."""
+        self._released = model in (None, self._settings.model)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """A hold's end is always read from the ledger, through the gate."""
+        if self._view.activity != "held" or self._view.held is None or self.kept.stopping:
+            return
+        if self._view.held.cause == "quota":
+            # No record stands behind this hold: an operator's word ends it, and nothing else.
+            if self._released:
+                self._view.held = None
+                self._start()
+            else:
+                self._tell_idlers()
+            return
+        self._looking = True
+        self.ask(self._seams.gate, Peek(self._view.held.model), tag=self._looked)
+
+    def _looked(self, answer: Answer) -> None:
+        still: Deferral | None = answer.unwrap()
+        self._looking = False
+        if self._view.activity != "held":
+            return
+        if still is not None:
+            self._view.held = still
+            self._watch_hold()
+            self._tell_idlers()
+            return
+        self._view.held = None
+        self._alarm.tell(ForgetInstant(self._settings.name))
+        self._start()
+
+    def _rest(self) -> None:
+        if self._view.activity != "held":
+            self._view.activity = "stopping" if self.kept.stopping else "resting"
+        self._tell_idlers()
+        self._tell_stoppers()
+
+    # -- who waits for this agent ------------------------------------------------------------
+
+    def _is_idle(self) -> bool:
+        if self._view.activity == "held":
+            ends_ms = None if self._view.held is None else self._view.held.deadline_ms
+            over = ends_ms is not None and ends_ms <= self._seams.clock.now_ms()
+            return not over and not self._looking
+        return self._view.activity in ("resting", "stopping") and self._view.turn is None
+
+    def _tell_idlers(self) -> None:
+        if self._is_idle():
+            for reply in self._idlers:
+                reply.set(None)
+            self._idlers.clear()
+
+    def _stop_turns(self) -> Any:
+        self.kept.stopping = True
+        if self._turn_scope is not None:
+            self._turn_scope.cancel()
+        if self._view.turn is None and self._view.activity != "starting":
+            self._tell_idlers()
+            return None
+        self._stoppers.append(self.later())
+        return LATER
+
+    def _tell_stoppers(self) -> None:
+        for reply in self._stoppers:
+            reply.set(None)
+        self._stoppers.clear()

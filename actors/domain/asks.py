@@ -1,0 +1,21 @@
+"""Who may ask whom. Asks go down only, so a chain of waiting ends; upwards there are only tells.
+
+    host, runtime > agent > turn > slot, gate > ledger > journal
+
+A turn is its agent's task: what it asks counts as the agent's. A test walks this table and finds
+no cycle; an ask that is not in it raises when it is sent.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+ASKS: Final[dict[str, frozenset[str]]] = {
+    "runtime": frozenset({"agent", "slot", "gate", "ledger", "journal"}),
+    "agent": frozenset({"slot", "gate", "journal"}),
+    "slot": frozenset({"journal"}),
+    "gate": frozenset({"ledger"}),
+    "ledger": frozenset({"journal"}),
+    "alarm": frozenset(),
+    "journal": frozenset(),
+}

@@ -1,0 +1,123 @@
+"""Errors of the agent domain, sorted by what is still true when one is raised."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from abeyance.actors.core.errors import AbeyanceError
+
+
+class InvalidInputError(AbeyanceError, ValueError):
+    """A caller's value is malformed. Nothing happened.
+
+    Attributes: `field`, the path of the value that was refused.
+    """
+
+    code: ClassVar[str] = "invalid_input"
+    field: str
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}; nothing was done; correct {field} and call again")
+        self.field = field
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return AbeyanceError.__reduce__(self)
+
+
+class InvalidNameError(InvalidInputError):
+    """A name is empty, too long, reserved, or carries control characters."""
+
+    code = "invalid_name"
+
+
+class InvalidMessageError(InvalidInputError):
+    """A message or one of its blocks does not fit the schema."""
+
+    code = "invalid_message"
+
+
+class InvalidToolError(InvalidInputError):
+    """A tool's name, schema, function or policy is malformed."""
+
+    code = "invalid_tool"
+
+
+class InvalidSpecError(InvalidInputError):
+    """An agent specification is malformed."""
+
+    code = "invalid_spec"
+
+
+class UnknownAgentError(AbeyanceError):
+    """No agent of that name here, and no wait of one is listed. Nothing was done."""
+
+    code = "unknown_agent"
+    agent: str
+
+
+class AgentExistsError(AbeyanceError):
+    """An agent of that name was added to this runtime before. Nothing was done."""
+
+    code = "agent_exists"
+    agent: str
+
+
+class AgentOwnedElsewhereError(AbeyanceError):
+    """A live process owns that agent or its slot. Nothing was done.
+
+    Attributes: `agent`, `pid`, `host`.
+    """
+
+    code = "agent_owned_elsewhere"
+    agent: str
+    pid: int
+    host: str
+
+
+class OwnershipLostError(AbeyanceError):
+    """Another process took this slot over. Nothing was stored; earlier commits stand."""
+
+    code = "ownership_lost"
+    slot: str
+
+
+class MessageConflictError(AbeyanceError):
+    """That message id is already used for other content. Nothing was stored."""
+
+    code = "message_conflict"
+    id: str
+
+
+class InboxFullError(AbeyanceError):
+    """The slot's inbox is at its bound. The message was not accepted and is handed back.
+
+    Attributes: `message` (what was to be sent), `rows`, `rows_max`, `bytes`, `bytes_max`.
+    """
+
+    code = "inbox_full"
+    message: Any
+
+
+class NotStoredError(AbeyanceError):
+    """The commit failed and nothing of it is stored. `__cause__` says why."""
+
+    code = "not_stored"
+
+
+class LeaseLostError(AbeyanceError):
+    """This turn no longer holds its slot's lease. Nothing was stored."""
+
+    code = "lease_lost"
+    turn: int
+
+
+class TurnRefusedError(AbeyanceError):
+    """The runtime is stopping; no turn starts. What was accepted stays."""
+
+    code = "admission_closed"
+
+
+class RuntimeClosedError(AbeyanceError):
+    """The runtime has ended. Nothing was done; open the store again."""
+
+    code = "runtime_closed"

@@ -1,0 +1,136 @@
+"""The model gate: one an agent; admits each provider call, and settles it with what came of it.
+
+Invariants:
+    I1  A permit is given only where no wait binds (agent, model) then, and is for one call.
+    I2  A permit given is settled by its holder or returned by death watch; none is lost.
+    I3  A settlement that states a wait is answered after the ledger took it: the wait first, then
+        whatever the holder does about it.
+
+Runs in: the loop thread. Permits live in the cell; a settlement that arrives after a crash of
+this actor still counts.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from abeyance.actors.core import LATER, Answer, Ended, Reply, TrioActor
+from abeyance.actors.providers.port import Permit
+
+from .waits import CheckWait, RecordWait
+
+
+class Admit(NamedTuple):
+    """Ask: a permit for one call to this model. Answers a `Permit` or a `Deferral`."""
+
+    model: str
+    purpose: Literal["turn", "auxiliary"]
+
+
+class Peek(NamedTuple):
+    """Ask: would a call to this model be admitted now? Answers a `Deferral` or None."""
+
+    model: str
+
+
+class Settle(NamedTuple):
+    """Ask: return a permit with the call's outcome.
+
+    `states` is a (deadline_ms or None, reason) to record, or None. Answers a `WaitReceipt` or None.
+    """
+
+    permit: Permit
+    outcome: Literal["succeeded", "failed", "unknown"]
+    states: tuple[int | None, str] | None = None
+
+
+class WatchHolder(NamedTuple):
+    """Tell: whose death returns the permits that are out."""
+
+    ref: Any
+
+
+class GateKept:
+    """Permits that are out, by id."""
+
+    def __init__(self) -> None:
+        self.permits: dict[int, Permit] = {}
+        self.holder: Any = None
+        self.ids = itertools.count(1)
+        self.admitted = 0
+        self.deferred = 0
+        self.returned = 0
+
+
+class Gate(TrioActor):
+    """Admission for one agent."""
+
+    role: ClassVar[str] = "gate"
+    max_deliveries: ClassVar[int] = 5
+    kept: GateKept
+
+    def __init__(self, agent: str, ledger: Any) -> None:
+        super().__init__()
+        self._agent = agent
+        self._ledger = ledger
+
+    @classmethod
+    def make_kept(cls) -> GateKept:
+        return GateKept()
+
+    def on_start(self) -> None:
+        if self.kept.holder is not None:
+            self.watch(self.kept.holder)
+
+    def on_receive(self, message: Any) -> Any:
+        match message:
+            case Admit(model) | Peek(model):
+                self.ask(
+                    self._ledger,
+                    CheckWait(self._agent, model),
+                    tag=(message, self.later()),
+                )
+                return LATER
+            case Settle():
+                return self._settle(message)
+            case WatchHolder(ref):
+                if self.kept.holder is None:
+                    self.kept.holder = ref
+                    self.watch(ref)
+                return None
+            case _:
+                raise TypeError(f"a gate takes no {type(message).__name__}")
+
+    def _settle(self, settlement: Settle) -> Any:
+        self.kept.permits.pop(settlement.permit.id, None)
+        if settlement.states is None:
+            return None
+        deadline_ms, reason = settlement.states
+        self.ask(
+            self._ledger,
+            RecordWait(self._agent, settlement.permit.model, deadline_ms, reason),
+            tag=(settlement, self.later()),
+            fact=True,
+        )
+        return LATER
+
+    def on_answer(self, answer: Answer) -> None:
+        message, reply = answer.tag
+        reply_: Reply = reply
+        if answer.error is not None:
+            reply_.set_exception(answer.error)
+        elif isinstance(message, Admit) and answer.value is None:
+            permit = Permit(next(self.kept.ids), self._agent, message.model, message.purpose)
+            if reply_.set(permit):
+                self.kept.permits[permit.id] = permit
+                self.kept.admitted += 1
+        else:
+            if isinstance(message, Admit):
+                self.kept.deferred += 1
+            reply_.set(answer.value)
+
+    def on_ended(self, ended: Ended) -> None:
+        # The holder died with calls out: what became of them is unknown, the permits come back.
+        self.kept.returned += len(self.kept.permits)
+        self.kept.permits.clear()

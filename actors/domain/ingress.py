@@ -1,0 +1,153 @@
+"""The door for everything a host hands in: names, messages, blocks. Refuses before any effect.
+
+One schema, the stored one, decides what a block is; what passes here can be stored and rendered.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import unicodedata
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from abeyance.storage import codec
+from abeyance.storage.store import Value
+from abeyance.storage.tables.blocks import Block, Blocks, TextBlock
+from abeyance.storage.tables.fields import NAME_BYTES_MAX
+from abeyance.storage.tables.slots import Body
+
+from .errors import InvalidInputError, InvalidMessageError, InvalidNameError
+
+Content: TypeAlias = str | Block | Mapping[str, Any] | Iterable[Block | Mapping[str, Any]]
+"""What `send` takes: text, a block, or blocks (as structs or as plain mappings)."""
+
+RESERVED_NAMES: Final = frozenset({"*", "framework"})
+MESSAGE_BYTES_MAX: Final = 16 * 1024 * 1024
+
+
+def check_name(value: object, field: str, *, reserved: bool = True) -> str:
+    """Return the name, or refuse it.
+
+    Raises:
+        InvalidNameError: Not text, empty, over 128 bytes of UTF-8, with control or line-breaking
+            characters or outer blanks, or reserved (`*`, `framework`).
+    """
+    if not isinstance(value, str):
+        raise InvalidNameError(field, f"must be text, not {type(value).__name__}")
+    if not value:
+        raise InvalidNameError(field, "must not be empty")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise InvalidNameError(field, "must be valid Unicode (it holds a lone surrogate)") from None
+    if size > NAME_BYTES_MAX:
+        raise InvalidNameError(
+            field, f"must be at most {NAME_BYTES_MAX} bytes of UTF-8, not {size}"
+        )
+    if any(unicodedata.category(char) in _UNPRINTABLE for char in value):
+        raise InvalidNameError(field, "must not hold control or line-breaking characters")
+    if value != value.strip():
+        raise InvalidNameError(field, "must not begin or end with blanks")
+    if reserved and identity(value) in RESERVED_NAMES:
+        raise InvalidNameError(field, f"{value!r} is reserved")
+    return value
+
+
+_UNPRINTABLE: Final = frozenset({"Cc", "Zl", "Zp"})
+
+
+def identity(name: str) -> str:
+    """The participant a name stands for: case and compatibility forms do not matter."""
+    return unicodedata.normalize("NFKC", name).strip().casefold()
+
+
+def read_blocks(content: Content, field: str = "message") -> tuple[Block, ...]:
+    """Turn what a host sends into blocks that fit the stored schema.
+
+    Raises:
+        InvalidMessageError: Names the block and field that do not fit, at any depth.
+    """
+    if isinstance(content, str):
+        items: list[Any] = [TextBlock(text=content)]
+    elif isinstance(content, (Mapping, msgspec.Struct)):
+        items = [content]
+    elif isinstance(content, Iterable) and not isinstance(content, (bytes, bytearray)):
+        items = list(content)
+    else:
+        raise InvalidMessageError(field, f"must be text or blocks, not {type(content).__name__}")
+    try:
+        plain = [msgspec.to_builtins(item, builtin_types=(bytes,)) for item in items]
+        blocks: tuple[Block, ...] = msgspec.convert(plain, Blocks, strict=True)
+    except msgspec.ValidationError as problem:
+        raise InvalidMessageError(_path(field, str(problem)), _problem(str(problem))) from None
+    except (TypeError, RecursionError, OverflowError) as problem:
+        raise InvalidMessageError(field, str(problem)) from None
+    return blocks
+
+
+def _path(field: str, text: str) -> str:
+    """msgspec says "... - at `$[0].text`"; a caller knows the value by the name it passed."""
+    _, found, path = text.rpartition(" - at `$")
+    return field + path.rstrip("`") if found else field
+
+
+def _problem(text: str) -> str:
+    head, found, _ = text.rpartition(" - at `$")
+    return head if found else text
+
+
+def encode_body(blocks: tuple[Block, ...], field: str = "message") -> Value:
+    """Make the body row of a message ready for writing.
+
+    Raises:
+        InvalidMessageError: It cannot be stored as it is, or is over 16 MiB.
+    """
+    try:
+        value = codec.encode(Body(blocks=blocks))
+    except (ValueError, codec.InvalidRecordError) as problem:
+        raise InvalidMessageError(field, str(problem)) from None
+    if len(value.body) > MESSAGE_BYTES_MAX:
+        raise InvalidMessageError(
+            field, f"must be at most {MESSAGE_BYTES_MAX} bytes, not {len(value.body)}"
+        )
+    return value
+
+
+def body_crc(value: Value) -> int:
+    """A fingerprint of the content, for telling a retry from a conflict."""
+    return zlib.crc32(value.body)
+
+
+_counter = itertools.count()
+_process = secrets.token_hex(4)
+
+
+def new_message_id(now_ms: int) -> str:
+    """An id that sorts by the time it was made, so that fresh rows land side by side on disk."""
+    return f"{now_ms:011x}-{next(_counter) & 0xFFFFFFFF:08x}-{_process}"
+
+
+def clean_text(text: str, chars_max: int) -> str:
+    """One line of bounded text: control and line-breaking characters become blanks."""
+    cleaned = "".join(
+        " " if unicodedata.category(char) in _UNPRINTABLE or "\ud800" <= char <= "\udfff" else char
+        for char in text[: chars_max * 2]
+    )
+    return cleaned if len(cleaned) <= chars_max else cleaned[: chars_max - 1] + "…"
+
+
+__all__ = [
+    "Content",
+    "InvalidInputError",
+    "body_crc",
+    "check_name",
+    "clean_text",
+    "encode_body",
+    "identity",
+    "new_message_id",
+    "read_blocks",
+]

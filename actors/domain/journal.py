@@ -1,0 +1,218 @@
+"""The journal: hands requests to the store in batches, and their outcomes to whoever asked.
+
+Invariants:
+    I1  Each sender's requests reach the store in the order they were sent.
+    I2  Once a chained request is refused or not stored, every request of that chain and epoch that
+        is still here is answered `Refused(behind=True)`; nothing planned on it is applied.
+    I3  An outcome is told only after the store reported it; a request is never handed over twice.
+    I4  At most one batch is out. The next is sealed after the callers woken by the last have run
+        once (sealing earlier halves the batches).
+
+Runs in: the loop thread. The batch that is out lives in the cell, so a crash of this actor loses
+no outcome: the next incarnation goes on waiting for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Final
+
+import trio
+
+from abeyance.actors.core import LATER, Reply, TrioActor
+from abeyance.storage.errors import StorageError, StoreLostError
+from abeyance.storage.store import (
+    Committed,
+    NeedsService,
+    NotStored,
+    Outcome,
+    Refused,
+    Request,
+    Store,
+)
+
+from .errors import NotStoredError
+
+BATCH_REQUESTS_MAX: Final = 256
+SETTLE_SLICE: Final = 64
+"""Replies resumed before the loop gets a turn; keeps the stall small with thousands of senders."""
+YIELD_EVERY_S: Final = 0.005
+YIELD_S: Final = 0.001
+"""A saturated loop starves the writer thread of the GIL; while a commit is out and tasks are
+runnable, the journal gives it up for this long in each period."""
+
+_BEHIND: Final = Refused(behind=True)
+
+
+class _Entry:
+    __slots__ = ("reply", "request")
+
+    def __init__(self, request: Request, reply: Reply) -> None:
+        self.request = request
+        self.reply = reply
+
+
+class JournalKept:
+    """What outlives an incarnation: the queue, the batch that is out, and refused chains."""
+
+    def __init__(self) -> None:
+        self.queue: deque[_Entry] = deque()
+        self.out: list[_Entry] | None = None
+        self.outcomes: Sequence[Outcome] | None = None
+        self.settling: deque[tuple[_Entry, Outcome]] = deque()
+        self.service: str | None = None
+        self.arrived = trio.Event()
+        self.answered = trio.Event()
+        self.refused: dict[str, int] = {}
+        self.known: set[int] = set()
+        self.batches = 0
+        self.requests = 0
+
+
+class Journal(TrioActor):
+    """Accepts `Request`s (asks); answers `Committed` or `Refused`, or raises `NotStoredError`."""
+
+    role: ClassVar[str] = "journal"
+    mailbox_capacity: ClassVar[int] = 1_000_000
+    max_deliveries: ClassVar[int] = 5
+    kept: JournalKept
+
+    def __init__(self, store: Store, on_lost: Callable[[Exception], None]) -> None:
+        super().__init__()
+        self._store = store
+        self._on_lost = on_lost
+
+    @classmethod
+    def make_kept(cls) -> JournalKept:
+        return JournalKept()
+
+    def on_start(self) -> None:
+        self.spawn(self._pump, name="journal pump")
+
+    def on_receive(self, message: Any) -> Any:
+        kept = self.kept
+        reply = self.later()
+        if id(message) in kept.known:
+            # Redelivered after a crash of this actor: the entry is still queued or out, and the
+            # handle it holds names this same envelope.
+            return LATER
+        kept.known.add(id(message))
+        kept.queue.append(_Entry(message, reply))
+        if not kept.arrived.is_set():
+            kept.arrived.set()
+        return LATER
+
+    async def _pump(self) -> None:
+        kept = self.kept
+        while True:
+            await self._settle()
+            if kept.out is None:
+                await kept.arrived.wait()
+                # Callers that are runnable now add to this batch.
+                await trio.lowlevel.checkpoint()
+                self._seal()
+                if kept.out is None:
+                    continue
+            self._learn(await self._outcomes())
+
+    def _seal(self) -> None:
+        kept = self.kept
+        batch: list[_Entry] = []
+        while kept.queue and len(batch) < BATCH_REQUESTS_MAX:
+            entry = kept.queue.popleft()
+            if self._is_behind(entry.request):
+                self._answer(entry, _BEHIND)
+            else:
+                batch.append(entry)
+        if not kept.queue:
+            kept.arrived = trio.Event()
+        if not batch:
+            return
+        kept.answered = trio.Event()
+        token = trio.lowlevel.current_trio_token()
+
+        def done(result: Sequence[Outcome] | NeedsService) -> None:
+            try:
+                token.run_sync_soon(_note, kept, result)
+            except trio.RunFinishedError:
+                # Nobody is left to be answered; the commit itself stands on its own.
+                return
+
+        kept.out = batch
+        kept.batches += 1
+        kept.requests += len(batch)
+        try:
+            self._store.submit([entry.request for entry in batch], done)
+        except StorageError as error:
+            # Nothing of the batch was taken: a closed store, or a request that is not one.
+            kept.outcomes = [NotStored(error)] * len(batch)
+            kept.answered.set()
+
+    async def _outcomes(self) -> Sequence[Outcome]:
+        kept = self.kept
+        while True:
+            while not kept.answered.is_set():
+                with trio.move_on_after(YIELD_EVERY_S):
+                    await kept.answered.wait()
+                if not kept.answered.is_set() and _loop_is_busy():
+                    time.sleep(YIELD_S)  # noqa: ASYNC251 - gives up the GIL, on purpose and bounded.
+            if kept.outcomes is not None:
+                return kept.outcomes
+            kept.answered = trio.Event()
+            kept.service = None
+            self._store.service()
+
+    def _learn(self, outcomes: Sequence[Outcome]) -> None:
+        """Take the outcomes in, without an await, so that a crash finds them in the cell."""
+        kept = self.kept
+        assert kept.out is not None
+        # Refusals are noted for the whole batch before anybody is woken, so that what a woken
+        # sender's siblings sent meanwhile is judged against them.
+        for entry, outcome in zip(kept.out, outcomes, strict=True):
+            chain = entry.request.chain
+            if chain is not None and not isinstance(outcome, Committed):
+                known = kept.refused.get(chain.sender, -1)
+                kept.refused[chain.sender] = max(known, chain.epoch)
+            kept.settling.append((entry, outcome))
+        kept.out = kept.outcomes = None
+
+    async def _settle(self) -> None:
+        settling = self.kept.settling
+        settled = 0
+        while settling:
+            self._answer(*settling.popleft())
+            settled += 1
+            if settled % SETTLE_SLICE == 0:
+                await trio.lowlevel.checkpoint()
+
+    def _is_behind(self, request: Request) -> bool:
+        chain = request.chain
+        return chain is not None and chain.epoch <= self.kept.refused.get(chain.sender, -1)
+
+    def _answer(self, entry: _Entry, outcome: Outcome) -> None:
+        self.kept.known.discard(id(entry.request))
+        if isinstance(outcome, NotStored):
+            error = NotStoredError(
+                f"the commit failed ({outcome.error}); nothing of it is stored, earlier commits "
+                "stand; see the cause, mend it, and send again"
+            )
+            error.__cause__ = outcome.error
+            entry.reply.set_exception(error)
+            if isinstance(outcome.error, StoreLostError):
+                self._on_lost(outcome.error)
+        else:
+            entry.reply.set(outcome)
+
+
+def _note(kept: JournalKept, result: Sequence[Outcome] | NeedsService) -> None:
+    if isinstance(result, NeedsService):
+        kept.service = result.reason
+    else:
+        kept.outcomes = result
+    kept.answered.set()
+
+
+def _loop_is_busy() -> bool:
+    return trio.lowlevel.current_statistics().tasks_runnable > 0

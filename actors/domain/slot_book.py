@@ -1,0 +1,349 @@
+"""A slot's predicted state, and what moves messages through it. No actor, no await.
+
+The book mirrors what the store will hold once every request planned so far is in. Planning
+changes the mirror at once, so that the next request can be planned and sent before the last is
+committed; a refusal throws the mirror away and a new book is read. `slot_turns` plans a turn's
+life on it.
+
+Invariants:
+    I1  inbox order = entry order; every drain takes a prefix, never skips.
+    I2  lease.turn is set => messages go to the inbox; otherwise, with an empty inbox, to the slot.
+    I3  Every request that deletes rows writes the lease, whose `entry_next` and `seq_next` then
+        exceed every number ever used.
+    I4  `ranges` are exactly the rows that the next request carries: all but markers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from abeyance.storage.codec import encode
+from abeyance.storage.store import Chain, Delete, Guard, Put, Record, Request, Store
+from abeyance.storage.tables.blocks import Block
+from abeyance.storage.tables.slots import (
+    Body,
+    Entry,
+    Head,
+    Inboxed,
+    Lease,
+    MessageId,
+    Turn,
+    Wake,
+)
+
+from .errors import InboxFullError
+from .slot_messages import Accept
+from .slot_rows import read_rows
+
+INBOX_ROWS_MAX: Final = 10_000
+INBOX_BYTES_MAX: Final = 256 * 1024 * 1024
+OPS_RESERVE: Final = 16
+"""Operations of a request kept free for what is not a moved message."""
+OPS_A_MESSAGE: Final = 4
+"""Moving one message: out of the inbox, into the slot, its id row, its wake."""
+
+_FREE: Final = Lease(token=0, entry_next=1, seq_next=1, request_next=1)
+
+
+@dataclass(slots=True)
+class Counted:
+    """A row with the counter it will have once what is planned is in."""
+
+    record: Any
+    counter: int
+
+    @classmethod
+    def read(cls, store: Store, table: str, key: Any, absent: Any = None) -> Counted:
+        row = store.get(table, key)
+        return cls(absent, 0) if row is None else cls(row.record, row.counter)
+
+
+@dataclass(slots=True)
+class Draft:
+    """A request under construction. The last put of a key is what is written."""
+
+    puts: dict[tuple[str, Any], Put] = field(default_factory=dict)
+    deletes: list[Delete] = field(default_factory=list)
+    writes_lease: bool = False
+
+    def put(self, table: str, key: Any, record: Record) -> None:
+        self.puts[table, key] = Put(table, key, encode(record))
+
+    def put_counted(self, table: str, key: Any, row: Counted, record: Record) -> None:
+        """Put a row whose predicted counter is kept; once a draft."""
+        self.put(table, key, record)
+        row.record = record
+        row.counter += 1
+
+
+class SlotBook:
+    """The mirror of one slot. See the module's invariants."""
+
+    def __init__(self, store: Store, slot: str, owner_counter: int) -> None:
+        self.store = store
+        self.slot = slot
+        self.owner = Guard("owners", ("slot", slot), owner_counter)
+        self._lease = Counted.read(store, "leases", (slot,), _FREE)
+        self.inbox: dict[int, Inboxed] = {
+            int(key[-1]): record for key, record in read_rows(store, "inbox", (slot,))
+        }
+        self.inbox_bytes = sum(row.body_bytes for row in self.inbox.values())
+        self.wakes: dict[str, dict[int, Wake]] = {}
+        self.heads: dict[str, Counted] = {}
+        self.turns: dict[str, Counted] = {}
+        self.ranges: list[list[int]] = []
+        self._settle_numbers()
+        self._settle_ranges()
+
+    def _settle_numbers(self) -> None:
+        """The next numbers are the larger of the lease's and the last rows' (I3)."""
+        lease, slot = self.lease, self.slot
+        entry_next, seq_next = lease.entry_next, lease.seq_next
+        for key, _ in read_rows(self.store, "slots", (slot,), reverse=True, limit=1):
+            seq_next = max(seq_next, int(key[-1]) + 1)
+        for key, _ in read_rows(self.store, "bodies", (slot,), reverse=True, limit=1):
+            # Whatever has an entry number has a body, written in the same commit.
+            entry_next = max(entry_next, int(key[-1]) + 1)
+        self._lease.record = replace(lease, entry_next=entry_next, seq_next=seq_next)
+
+    def _settle_ranges(self) -> None:
+        """What the last request carried, and the sendable rows behind it (I4)."""
+        for _, carried in read_rows(self.store, "carried", (self.slot,), reverse=True, limit=1):
+            self.ranges = [[first, last] for first, last in carried.rows]
+        after = (self.slot, self.ranges[-1][1]) if self.ranges else None
+        for key, entry in read_rows(self.store, "slots", (self.slot,), after=after):
+            if entry.role != "marker":
+                self._carries(int(key[-1]))
+
+    # -- reading -----------------------------------------------------------------------------
+
+    @property
+    def lease(self) -> Lease:
+        record: Lease = self._lease.record
+        return record
+
+    @property
+    def is_leased(self) -> bool:
+        return self.lease.turn is not None
+
+    def attach(self, agent: str) -> None:
+        """Mirror an agent's wakes and its open turn. Idempotent."""
+        if agent in self.wakes:
+            return
+        rows = read_rows(self.store, "wakes", (agent,))
+        self.wakes[agent] = {int(key[-1]): wake for key, wake in rows}
+        head = self.heads[agent] = Counted.read(self.store, "heads", (agent,), Head(last_turn=0))
+        if head.record.open_turn is not None:
+            key = (agent, head.record.open_turn)
+            self.turns[agent] = Counted.read(self.store, "turns", key)
+
+    def open_turn(self, agent: str) -> Turn | None:
+        row = self.turns.get(agent)
+        return None if row is None else row.record
+
+    def open_number(self, agent: str) -> int | None:
+        head = self.heads.get(agent)
+        return None if head is None else head.record.open_turn
+
+    # -- acceptance --------------------------------------------------------------------------
+
+    def accept(self, accept: Accept, chain: Chain) -> tuple[Request, int, bool]:
+        """Plan an acceptance: the request, the entry number, and whether it is in the slot at once.
+
+        Raises:
+            InboxFullError: The inbox is at its bound; nothing is planned.
+        """
+        into_slot = not self.is_leased and not self.inbox
+        if not into_slot:
+            self._check_room(accept)
+        slot, entry = self.slot, self.take_entry()
+        seq = self._take_seq() if into_slot else None
+        row = _inboxed(accept)
+        identity = MessageId(
+            entry=entry,
+            state="slot" if into_slot else "inbox",
+            seq=seq,
+            body_crc=accept.body_crc,
+        )
+        puts = [
+            Put("bodies", (slot, entry), accept.body),
+            Put("ids", (slot, accept.message), encode(identity)),
+        ]
+        if seq is None:
+            self.inbox[entry] = row
+            self.inbox_bytes += row.body_bytes
+            puts.append(Put("inbox", (slot, entry), encode(row)))
+        else:
+            self._carries(seq)
+            puts.append(Put("slots", (slot, seq), encode(_placed(entry, row))))
+        if accept.wake:
+            self.attach(accept.agent)
+            wake = Wake(
+                reason="message",
+                author=accept.author,
+                message=accept.message,
+                channel=accept.channel,
+                at_ms=accept.at_ms,
+            )
+            self.wakes[accept.agent][entry] = wake
+            puts.append(Put("wakes", (accept.agent, entry), encode(wake)))
+        guards = (self.owner, Guard("ids", (slot, accept.message), 0))
+        return Request(guards=guards, puts=tuple(puts), chain=chain), entry, into_slot
+
+    def _check_room(self, accept: Accept) -> None:
+        size = len(accept.body.body)
+        if len(self.inbox) < INBOX_ROWS_MAX and self.inbox_bytes + size <= INBOX_BYTES_MAX:
+            return
+        raise InboxFullError(
+            f"the inbox of {self.slot!r} is at its bound ({len(self.inbox)} of {INBOX_ROWS_MAX} "
+            f"messages, {self.inbox_bytes} of {INBOX_BYTES_MAX} bytes); this message was not "
+            "accepted and is handed back; send it again after the live turn's end",
+            message=accept,
+            rows=len(self.inbox),
+            rows_max=INBOX_ROWS_MAX,
+            bytes=self.inbox_bytes,
+            bytes_max=INBOX_BYTES_MAX,
+        )
+
+    # -- moving ------------------------------------------------------------------------------
+
+    def drain_idle(self, chain: Chain) -> list[Request]:
+        """Plan what lands everything in an idle slot. Empty where nothing waits or a turn lives."""
+        return [] if self.is_leased else self.drain_all(chain)
+
+    def drain_all(self, chain: Chain) -> list[Request]:
+        """Plan what lands the whole inbox, in as many requests as it takes, each a valid prefix."""
+        requests = []
+        while self.inbox:
+            requests.append(self._drain_once(chain))
+        return requests
+
+    def drain_until_rest_fits(self, chain: Chain) -> list[Request]:
+        """Plan drains until what is left fits one request that does something else besides."""
+        requests = []
+        while len(self.inbox) > len(self.prefix()):
+            requests.append(self._drain_once(chain))
+        return requests
+
+    def _drain_once(self, chain: Chain) -> Request:
+        draft = Draft()
+        self.move(draft, self.prefix())
+        self.write_lease(draft)
+        return self.request(draft, chain)
+
+    def prefix(self, *, injectable: bool = False, reserve: int = 0) -> list[int]:
+        """The inbox's prefix that one request can move; for injection it ends at the first message
+        that cannot be injected. It cuts, it never skips."""
+        room = max(1, (self.store.limits.ops_max - OPS_RESERVE - reserve) // OPS_A_MESSAGE)
+        taken: list[int] = []
+        for entry, row in sorted(self.inbox.items()):
+            if len(taken) >= room or (injectable and not row.injectable):
+                break
+            taken.append(entry)
+        return taken
+
+    def move(self, draft: Draft, entries: list[int]) -> None:
+        """Move messages from the inbox to the slot's end, in order."""
+        for entry in entries:
+            row = self.inbox.pop(entry)
+            self.inbox_bytes -= row.body_bytes
+            seq = self._take_seq()
+            self._carries(seq)
+            draft.deletes.append(Delete("inbox", (self.slot, entry)))
+            draft.put("slots", (self.slot, seq), _placed(entry, row))
+            identity = MessageId(entry=entry, state="slot", seq=seq, body_crc=row.body_crc)
+            draft.put("ids", (self.slot, row.message), identity)
+
+    def place(
+        self,
+        draft: Draft,
+        message: str,
+        author: str,
+        role: Any,
+        blocks: tuple[Block, ...],
+        *,
+        at_ms: int,
+        round_: int | None = None,
+    ) -> None:
+        """Put a row of the live turn at the slot's end: a reply, results, a marker."""
+        entry, seq = self.take_entry(), self._take_seq()
+        if role != "marker":
+            self._carries(seq)
+        draft.put("bodies", (self.slot, entry), Body(blocks=blocks))
+        row = Entry(
+            entry=entry,
+            message=message,
+            author=author,
+            role=role,
+            turn=self.lease.turn,
+            round=round_,
+            at_ms=at_ms,
+        )
+        draft.put("slots", (self.slot, seq), row)
+
+    def _carries(self, seq: int) -> None:
+        """A row that requests carry: it extends the last range where it is its neighbour."""
+        if self.ranges and self.ranges[-1][1] == seq - 1:
+            self.ranges[-1][1] = seq
+        else:
+            self.ranges.append([seq, seq])
+
+    # -- parts of a request ------------------------------------------------------------------
+
+    def take_entry(self) -> int:
+        number = self.lease.entry_next
+        self._lease.record = replace(self.lease, entry_next=number + 1)
+        return number
+
+    def _take_seq(self) -> int:
+        number = self.lease.seq_next
+        self._lease.record = replace(self.lease, seq_next=number + 1)
+        return number
+
+    def write_lease(self, draft: Draft, **changes: Any) -> None:
+        """Write the lease with the draft, as it stands when the draft becomes a request."""
+        self._lease.record = replace(self.lease, **changes)
+        draft.writes_lease = True
+
+    def request(self, draft: Draft, chain: Chain) -> Request:
+        """Finish a draft: every request guards the owner; one that writes the lease guards it."""
+        guards: tuple[Guard, ...] = (self.owner,)
+        if draft.writes_lease:
+            key = (self.slot,)
+            guards = (self.owner, Guard("leases", key, self._lease.counter))
+            draft.put_counted("leases", key, self._lease, self.lease)
+        return Request(
+            guards=guards,
+            puts=tuple(draft.puts.values()),
+            deletes=tuple(draft.deletes),
+            chain=chain,
+        )
+
+
+def _inboxed(accept: Accept) -> Inboxed:
+    return Inboxed(
+        message=accept.message,
+        author=accept.author,
+        agent=accept.agent,
+        channel=accept.channel,
+        wake=accept.wake,
+        injectable=not accept.own,
+        own=accept.own,
+        body_crc=accept.body_crc,
+        body_bytes=len(accept.body.body),
+        accepted_ms=accept.at_ms,
+    )
+
+
+def _placed(entry: int, row: Inboxed) -> Entry:
+    return Entry(
+        entry=entry,
+        message=row.message,
+        author=row.author,
+        role="assistant" if row.own else "user",
+        channel=row.channel,
+        at_ms=row.accepted_ms,
+    )

@@ -1,0 +1,151 @@
+"""What a slot may be asked, what it answers, and what it tells its agents."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+from abeyance.storage.store import Value
+from abeyance.storage.tables.blocks import Block, ToolResultBlock
+from abeyance.storage.tables.slots import Entry, Held
+
+
+class Accept(NamedTuple):
+    """Ask: take a message durably. Answers a `Receipt`."""
+
+    message: str
+    body: Value
+    body_crc: int
+    author: str
+    agent: str
+    channel: str | None
+    wake: bool
+    own: bool
+    """Named as the agent itself; cannot join a live stream."""
+    at_ms: int
+    known: bool
+    """The id came from the caller: it may have been used before."""
+
+
+class Receipt(NamedTuple):
+    """A message that is durable."""
+
+    id: str
+    seq: int
+    """The slot's entry number: the message's own, for ever."""
+    state: Literal["accepted", "stored", "dead"]
+    """`accepted`: in the inbox, waiting for a boundary or a turn's end. `stored`: in the slot."""
+
+
+class StartTurn(NamedTuple):
+    """Ask: a turn for this agent: its open one, or a fresh one if wakes ask for it.
+
+    Answers a `TurnStart` once the slot's lease is free, or `NothingToDo`.
+    """
+
+    agent: str
+    provider: str
+    model: str
+    carries_injections: bool
+    at_ms: int
+
+
+class NothingToDo(NamedTuple):
+    """No open turn and no wake."""
+
+
+class TurnStart(NamedTuple):
+    """A granted lease."""
+
+    agent: str
+    turn: int
+    token: int
+    round: int
+    """Rounds already recorded; the next reply is round + 1."""
+    attempts: int
+    failures: int
+    gap: int | None
+    """The round whose tool calls still owe results, when the turn is taken up inside a gap."""
+
+
+class RecordRound(NamedTuple):
+    """Ask: a reply. Opens the tool gap where it calls tools, ends the turn where it does not."""
+
+    agent: str
+    turn: int
+    token: int
+    round: int
+    message: str
+    blocks: tuple[Block, ...]
+    at_ms: int
+    final: bool
+
+
+class CloseGap(NamedTuple):
+    """Ask: the boundary. Results, then the injectable prefix of the inbox, in one commit.
+
+    Answers the rows that joined the slot, as `tuple[PlacedRow, ...]`.
+    """
+
+    agent: str
+    turn: int
+    token: int
+    round: int
+    message: str
+    results: tuple[ToolResultBlock, ...]
+    at_ms: int
+
+
+class PlacedRow(NamedTuple):
+    """A row of the slot with its content, as every compile renders it."""
+
+    seq: int
+    entry: Entry
+    blocks: tuple[Block, ...]
+
+
+class HoldTurn(NamedTuple):
+    """Ask: put the turn down. It keeps a row and nothing else; the inbox lands in the slot."""
+
+    agent: str
+    turn: int
+    token: int
+    held: Held
+    failures: int
+    sent: bool
+    """Whether the request that led here reached the wire."""
+
+
+class EndTurn(NamedTuple):
+    """Ask: end the turn without a last reply. Closes an open gap with `results` first."""
+
+    agent: str
+    turn: int
+    token: int
+    state: Literal["failed", "cancelled"]
+    marker: str
+    """What a reader of the transcript is told; never sent to a provider."""
+    results: tuple[ToolResultBlock, ...]
+    failures: int
+    sent: bool
+    at_ms: int
+    give_back: bool
+    """Stop and quiesce give the turn's wakes back as one; the next start runs one fresh turn."""
+
+
+class AttachAgent(NamedTuple):
+    """Tell: whom to tell of wakes for this agent."""
+
+    agent: str
+    ref: Any
+
+
+class Woken(NamedTuple):
+    """Told to an agent when a wake for it is durable."""
+
+    entry: int
+
+
+class ReadOpenTurn(NamedTuple):
+    """Ask: the agent's open turn as planned so far. Answers a `Turn` record or None."""
+
+    agent: str

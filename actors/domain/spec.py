@@ -1,0 +1,67 @@
+"""What a host says of an agent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from abeyance.actors.providers.port import Provider
+
+from .errors import InvalidSpecError
+from .ingress import check_name
+from .tools import Tool, check_tools
+from .turn import TurnSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSpec:
+    """An agent: who answers for it, and with what.
+
+    Args:
+        name: Up to 128 bytes of UTF-8, without control characters; not `*` or `framework`.
+        provider: An adapter; it declares `carries_injections`.
+        model: The provider's name of the model; not `*`.
+        system: The system prompt, or None.
+        tools: The functions its model may call.
+        rounds_max: Requests one turn may make before it fails.
+        output_tokens_max: The bound of one reply, in tokens.
+    """
+
+    name: str
+    provider: Provider
+    model: str
+    system: str | None = None
+    tools: Sequence[Tool] = field(default_factory=tuple)
+    rounds_max: int = 100
+    output_tokens_max: int = 4096
+
+
+def check_spec(spec: object) -> TurnSettings:
+    """Return the settings of a specification's turns, or refuse it.
+
+    Raises:
+        InvalidSpecError, InvalidNameError, InvalidToolError: Names the field; nothing was done.
+    """
+    if not isinstance(spec, AgentSpec):
+        raise InvalidSpecError("spec", f"must be an AgentSpec, not {type(spec).__name__}")
+    check_name(spec.name, "name")
+    check_name(spec.model, "model")
+    if not isinstance(getattr(spec.provider, "carries_injections", None), bool):
+        raise InvalidSpecError("provider.carries_injections", "must be declared as True or False")
+    if not callable(getattr(spec.provider, "call", None)):
+        raise InvalidSpecError("provider.call", "must be an async function")
+    if spec.system is not None and not isinstance(spec.system, str):
+        raise InvalidSpecError("system", "must be text or None")
+    for name in ("rounds_max", "output_tokens_max"):
+        value = getattr(spec, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InvalidSpecError(name, "must be a whole number of at least 1")
+    return TurnSettings(
+        name=spec.name,
+        provider=spec.provider,
+        model=spec.model,
+        system=spec.system,
+        tools=check_tools(spec.tools if isinstance(spec.tools, list) else tuple(spec.tools)),
+        rounds_max=spec.rounds_max,
+        output_tokens_max=spec.output_tokens_max,
+    )

@@ -1,0 +1,358 @@
+"""Tool calls: started, then done, in commits; and what becomes of one that was cut off.
+
+Invariants:
+    I1  A body starts only after `started` is committed, and at most once a process for each
+        (agent, turn, round, call); whoever asks again joins the body that runs.
+    I2  `done` is committed in a shielded scope once the body returned.
+    I3  A call that a death left started and not done is in doubt; the tool's policy decides: run it
+        again, ask a reconcile function, or tell the model that the outcome is unknown.
+
+Bodies run in the runtime's nursery, not in the turn's: a turn that ends, or whose task dies, does
+not cut them off. Sync bodies run in threads with a limiter of their own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+import trio
+from msgspec.structs import replace
+
+from abeyance.actors.core.asks import in_role
+from abeyance.actors.core.clock import Clock
+from abeyance.actors.providers.port import ToolSchema
+from abeyance.storage.codec import encode
+from abeyance.storage.crashpoints import crashpoint, declare
+from abeyance.storage.store import Committed, Guard, Put, Refused, Request, Store
+from abeyance.storage.tables.blocks import TextBlock, ToolResultBlock, ToolUseBlock
+from abeyance.storage.tables.slots import ToolCall
+
+from .errors import InvalidToolError, OwnershipLostError
+from .ingress import clean_text
+
+RESULT_CHARS_MAX: Final = 1_000_000
+TIME_LIMIT_S: Final = 600.0
+THREADS: Final = 16
+
+declare("tool.after_started", "a tool call is recorded as started and its body has not run")
+declare("tool.after_body", "a tool's body returned and its result is not recorded")
+declare("tool.after_done", "a tool call is recorded as done and its boundary is not")
+
+CallKey: TypeAlias = tuple[str, int, int, int]
+"""(agent, turn, round, position of the call in its reply)."""
+Reconcile: TypeAlias = "Callable[[ToolContext, dict[str, Any]], Any | Awaitable[Any]]"
+"""Told which call is in doubt; returns its result, or None where the outcome stays unknown."""
+
+UNKNOWN_TEXT: Final = (
+    "The outcome of this call is unknown: the process died while it ran. "
+    "It may have had its effect."
+)
+TIMED_OUT_TEXT: Final = (
+    "No result within the time limit of {limit} s. It may still have its effect."
+)
+CANCELLED_TEXT: Final = "This call was not started: the turn was ended first."
+
+
+class ToolContext(NamedTuple):
+    """Which call a tool's body runs for. `call_id` is the same whenever the call is run again."""
+
+    agent: str
+    turn: int
+    round: int
+    call: int
+
+    @property
+    def call_id(self) -> str:
+        return f"{self.agent}/{self.turn}/{self.round}/{self.call}"
+
+
+_context: ContextVar[ToolContext | None] = ContextVar("abeyance_tool_call", default=None)
+
+
+def tool_context() -> ToolContext:
+    """The call this code runs for, in a tool's body or a thread it started with its context.
+
+    Raises:
+        LookupError: Not inside a tool's body.
+    """
+    found = _context.get()
+    if found is None:
+        raise LookupError("no tool call runs here; call this from a tool's body")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that an agent's model may call.
+
+    Args:
+        name: 1 to 64 of letters, digits, `_` and `-`.
+        description: What the model is told of it.
+        input_schema: A JSON schema of type object.
+        run: Sync (runs in a thread) or async; called with the input's fields as keyword arguments.
+            What it returns is told to the model: text as it is, anything else as JSON.
+        in_doubt: What becomes of a call that a death cut off: `report` tells the model that the
+            outcome is unknown, `retry` runs it again (for idempotent tools), a function is asked.
+        time_limit_s: How long a turn waits for it; a later result is recorded beside the call.
+    """
+
+    name: str
+    description: str
+    input_schema: Mapping[str, Any]
+    run: Callable[..., Any]
+    in_doubt: Literal["report", "retry"] | Reconcile = "report"
+    time_limit_s: float = TIME_LIMIT_S
+
+    def schema(self) -> ToolSchema:
+        return ToolSchema(self.name, self.description, dict(self.input_schema))
+
+
+def check_tools(tools: object) -> dict[str, Tool]:
+    """Return the tools by name, or refuse the first that is malformed.
+
+    Raises:
+        InvalidToolError: Names the field, as in `tools[1].input_schema`.
+    """
+    if not isinstance(tools, (list, tuple)):
+        raise InvalidToolError("tools", f"must be a list of Tool, not {type(tools).__name__}")
+    found: dict[str, Tool] = {}
+    for position, tool in enumerate(tools):
+        field = f"tools[{position}]"
+        _check_tool(tool, field)
+        if tool.name in found:
+            raise InvalidToolError(f"{field}.name", f"{tool.name!r} is used by an earlier tool")
+        found[tool.name] = tool
+    return found
+
+
+def _check_tool(tool: object, field: str) -> None:
+    if not isinstance(tool, Tool):
+        raise InvalidToolError(field, f"must be a Tool, not {type(tool).__name__}")
+    named = isinstance(tool.name, str) and 0 < len(tool.name) <= 64 and tool.name.isascii()
+    if not named or not all(char.isalnum() or char in "_-" for char in tool.name):
+        raise InvalidToolError(f"{field}.name", "must be 1 to 64 of letters, digits, '_' and '-'")
+    if not isinstance(tool.description, str):
+        raise InvalidToolError(f"{field}.description", "must be text")
+    schema = tool.input_schema
+    if not isinstance(schema, Mapping) or schema.get("type") != "object":
+        raise InvalidToolError(f"{field}.input_schema", "must be a JSON schema of type 'object'")
+    try:
+        json.dumps(dict(schema), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as problem:
+        raise InvalidToolError(f"{field}.input_schema", f"must be JSON ({problem})") from None
+    if not callable(tool.run):
+        raise InvalidToolError(f"{field}.run", "must be a function")
+    if tool.in_doubt not in ("report", "retry") and not callable(tool.in_doubt):
+        raise InvalidToolError(f"{field}.in_doubt", "must be 'report', 'retry' or a function")
+    limit = tool.time_limit_s
+    if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 < limit < 1e9:
+        raise InvalidToolError(f"{field}.time_limit_s", "must be a positive number of seconds")
+
+
+class _Running:
+    """A body that runs, for everyone who waits for it."""
+
+    __slots__ = ("done", "result", "waiting")
+
+    def __init__(self) -> None:
+        self.done = trio.Event()
+        self.result: ToolResultBlock | None = None
+        self.waiting = 0
+
+
+class ToolRunner:
+    """Runs tool bodies for every agent of a runtime, and records them."""
+
+    def __init__(self, nursery: trio.Nursery, store: Store, journal: Any, clock: Clock) -> None:
+        self._nursery = nursery
+        self._store = store
+        self._journal = journal
+        self._clock = clock
+        self._limiter = trio.CapacityLimiter(THREADS)
+        self._running: dict[CallKey, _Running] = {}
+        self._guards: dict[str, Guard] = {}
+
+    def own(self, agent: str, guard: Guard) -> None:
+        """Name the owner row that every record of this agent's calls is guarded by."""
+        self._guards[agent] = guard
+
+    async def result(self, key: CallKey, call: ToolUseBlock, tool: Tool | None) -> ToolResultBlock:
+        """What a call came to: recorded earlier, joined, taken up after a death, or run now.
+
+        A checkpoint. Cancelled: the body goes on and its result is recorded.
+        """
+        if tool is None:
+            return _result(call, f"There is no tool named {call.name!r}.", is_error=True)
+        running = self._running.get(key)
+        if running is None:
+            row = self._store.get("tool_calls", key)
+            if row is not None and row.record.state != "started":
+                return _recorded(call, row.record)
+            running = self._running[key] = _Running()
+            counter = 0 if row is None else row.counter
+            self._nursery.start_soon(self._run, key, call, tool, counter, running)
+        with trio.move_on_after(tool.time_limit_s):
+            await running.done.wait()
+        if running.result is not None:
+            return running.result
+        return await self._give_up(key, call, tool)
+
+    def recorded(self, key: CallKey, call: ToolUseBlock) -> ToolResultBlock:
+        """What is known of a call now, for a gap that is closed early. Awaits nothing."""
+        row = self._store.get("tool_calls", key)
+        if row is None:
+            return _result(call, CANCELLED_TEXT, is_error=True)
+        if row.record.state == "started":
+            return _result(call, UNKNOWN_TEXT, is_error=True)
+        return _recorded(call, row.record)
+
+    async def _run(
+        self, key: CallKey, call: ToolUseBlock, tool: Tool, counter: int, running: _Running
+    ) -> None:
+        """The life of one body. Nobody's cancellation but the runtime's ends it."""
+        try:
+            # A tool's body is the host's code: the table of asks is for the runtime's own actors.
+            with in_role(None):
+                result = await self._settle(key, call, tool, counter)
+        except Exception as error:  # noqa: BLE001 - the model is told; the record says why.
+            result = _result(call, f"The call could not be recorded: {error}", is_error=True)
+        running.result = result
+        running.done.set()
+        del self._running[key]
+
+    async def _settle(
+        self, key: CallKey, call: ToolUseBlock, tool: Tool, counter: int
+    ) -> ToolResultBlock:
+        started = ToolCall(
+            id=call.id, name=call.name, state="started", started_ms=self._clock.now_ms()
+        )
+        in_doubt, known = counter > 0, True
+        if not in_doubt or tool.in_doubt == "retry":
+            counter = await self._write(key, counter, started)
+            crashpoint("tool.after_started")
+            result = await self._body(key, call, tool.run, call.input)
+        else:
+            result, known = await self._reconcile(key, call, tool.in_doubt)
+        crashpoint("tool.after_body")
+        with trio.CancelScope(shield=True):
+            await self._finish(key, counter, started, result, known=known)
+        crashpoint("tool.after_done")
+        return result
+
+    async def _finish(
+        self, key: CallKey, counter: int, started: ToolCall, result: ToolResultBlock, *, known: bool
+    ) -> None:
+        blocks = result.content or (TextBlock(text=""),)
+        row = self._store.get("tool_calls", key)
+        if row is not None and row.record.state == "unknown":
+            # The turn stopped waiting and told the model so; this is for whoever looks later.
+            await self._write(key, row.counter, replace(row.record, late=blocks))
+            return
+        ended = replace(
+            started,
+            state="done" if known else "unknown",
+            is_error=result.is_error,
+            result=blocks,
+            ended_ms=self._clock.now_ms(),
+        )
+        await self._write(key, counter, ended)
+
+    async def _give_up(self, key: CallKey, call: ToolUseBlock, tool: Tool) -> ToolResultBlock:
+        text = TIMED_OUT_TEXT.format(limit=f"{tool.time_limit_s:g}")
+        row = self._store.get("tool_calls", key)
+        if row is None:
+            return _result(call, text, is_error=True)
+        if row.record.state == "done":
+            return _recorded(call, row.record)
+        unknown = replace(
+            row.record,
+            state="unknown",
+            is_error=True,
+            result=(TextBlock(text=text),),
+            ended_ms=self._clock.now_ms(),
+        )
+        await self._write(key, row.counter, unknown)
+        return _recorded(call, self._store.get("tool_calls", key).record)  # type: ignore[union-attr]
+
+    async def _write(self, key: CallKey, counter: int, record: ToolCall) -> int:
+        """Commit one row of a call; a refusal by its own row means somebody wrote the same fact."""
+        guard = self._guards[key[0]]
+        outcome = await self._journal.ask(
+            Request(
+                guards=(guard, Guard("tool_calls", key, counter)),
+                puts=(Put("tool_calls", key, encode(record)),),
+            ),
+        )
+        if isinstance(outcome, Refused):
+            if any(refusal.guard.table == "owners" for refusal in outcome.refusals):
+                raise OwnershipLostError(
+                    f"agent {key[0]!r} is owned by another process now; this tool call was not "
+                    "recorded here; the new owner decides about it",
+                    slot=key[0],
+                )
+            row = self._store.get("tool_calls", key)
+            return 0 if row is None else row.counter
+        assert isinstance(outcome, Committed)
+        return counter + 1
+
+    async def _body(
+        self, key: CallKey, call: ToolUseBlock, run: Callable[..., Any], arguments: dict[str, Any]
+    ) -> ToolResultBlock:
+        _context.set(ToolContext(*key))
+        try:
+            if inspect.iscoroutinefunction(run):
+                value = await run(**arguments)
+            else:
+                value = await trio.to_thread.run_sync(
+                    lambda: run(**arguments), limiter=self._limiter, thread_name=f"tool {call.name}"
+                )
+                if inspect.isawaitable(value):
+                    value = await value
+        except Exception as error:  # noqa: BLE001 - a tool's failure is a result for the model.
+            return _result(call, f"{type(error).__name__}: {error}", is_error=True)
+        return _result(call, _told(value))
+
+    async def _reconcile(
+        self, key: CallKey, call: ToolUseBlock, ask: Reconcile | str
+    ) -> tuple[ToolResultBlock, bool]:
+        """The result of a call in doubt, and whether it is known."""
+        if not callable(ask):
+            return _result(call, UNKNOWN_TEXT, is_error=True), False
+        try:
+            value = ask(ToolContext(*key), call.input)
+            if inspect.isawaitable(value):
+                value = await value
+        except Exception as error:  # noqa: BLE001 - what could not be found out is unknown.
+            text = f"{UNKNOWN_TEXT} Asking failed: {type(error).__name__}: {error}"
+            return _result(call, text, is_error=True), False
+        if value is None:
+            return _result(call, UNKNOWN_TEXT, is_error=True), False
+        return _result(call, _told(value)), True
+
+
+def _result(call: ToolUseBlock, text: str, *, is_error: bool = False) -> ToolResultBlock:
+    text = text.encode("utf-8", "replace").decode()
+    if len(text) > RESULT_CHARS_MAX:
+        text = text[:RESULT_CHARS_MAX] + "\n[cut]"
+    return ToolResultBlock(tool_use_id=call.id, content=(TextBlock(text=text),), is_error=is_error)
+
+
+def _recorded(call: ToolUseBlock, record: ToolCall) -> ToolResultBlock:
+    content = tuple(block for block in record.result or () if isinstance(block, TextBlock))
+    return ToolResultBlock(tool_use_id=call.id, content=content, is_error=record.is_error)
+
+
+def _told(value: object) -> str:
+    if value is None:
+        return "done"
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str)
+    except (TypeError, ValueError, RecursionError):
+        return clean_text(repr(value), 10_000)

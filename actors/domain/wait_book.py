@@ -1,0 +1,137 @@
+"""What binds which (agent, model), and until when: the durable rows with pending acts applied.
+
+Invariants:
+    I1  What binds is the last pending act of a key, or else its row; a pending act binds from the
+        moment it is made.
+    I2  A wait binds while its deadline is later than now; one without a deadline binds until it is
+        released. Expiry writes nothing.
+    I3  A row that cannot be read holds exactly its key until it reads again or is released.
+
+Read by anyone on the loop thread; written by the ledger actor only.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, NamedTuple
+
+from abeyance.actors.core.clock import Clock
+from abeyance.storage.errors import UnreadableRecordError
+from abeyance.storage.store import Store
+from abeyance.storage.tables.fields import REASON_CHARS_MAX
+from abeyance.storage.tables.waits import Wait, WaitReleased
+
+UNREADABLE_ACT: Final = "unreadable"
+
+
+class ProviderWait(NamedTuple):
+    """One wait in force."""
+
+    agent: str
+    model: str
+    deadline_ms: int | None
+    """Epoch milliseconds; None has no end of its own and is ended by a release."""
+    reason: str
+    set_ms: int
+
+
+class Deferral(NamedTuple):
+    """Why a call may not be made now. No call was made."""
+
+    agent: str
+    model: str
+    deadline_ms: int | None
+    reason: str
+    cause: Literal["wait", "unreadable", "quota"]
+
+
+class WaitAct:
+    """One statement or release on its way to storage."""
+
+    __slots__ = ("durable", "key", "record")
+
+    def __init__(self, key: tuple[str, str], record: Wait | WaitReleased) -> None:
+        self.key = key
+        self.record = record
+        self.durable = False
+
+
+class WaitBook:
+    """Waits as they bind in this process."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self.pending: list[WaitAct] = []
+        """Acts made here and not known to be stored, in order."""
+
+    def deferral(self, agent: str, model: str) -> Deferral | None:
+        """Why a call to this key may not be made now, or None."""
+        try:
+            wait = self.binding((agent, model))
+        except UnreadableRecordError as error:
+            return Deferral(agent, model, None, _unreadable(error), "unreadable")
+        if wait is None:
+            return None
+        return Deferral(agent, model, wait.deadline_ms, wait.reason, "wait")
+
+    def binding(self, key: tuple[str, str]) -> Wait | None:
+        """The wait that binds a key, or None.
+
+        Raises:
+            UnreadableRecordError: Whether one binds cannot be known.
+        """
+        for act in reversed(self.pending):
+            if act.key == key:
+                return self._live(act.record)
+        row = self._store.get("waits", key)
+        return None if row is None else self._live(row.record)
+
+    def stored(self, key: tuple[str, str]) -> Wait | None:
+        """The live wait that storage holds for a key; None also where it cannot be read."""
+        try:
+            row = self._store.get("waits", key)
+        except UnreadableRecordError:
+            return None
+        return None if row is None else self._live(row.record)
+
+    def listing(self, agent: str | None = None) -> tuple[ProviderWait, ...]:
+        """The waits in force, of one agent or of all, by agent and model."""
+        found: dict[tuple[str, str], Wait | WaitReleased] = {}
+        for key, row in self._store.scan("waits", () if agent is None else (agent,)):
+            name = (str(key[0]), str(key[1]))
+            if isinstance(row, UnreadableRecordError):
+                found[name] = Wait(
+                    deadline_ms=None,
+                    reason=_unreadable(row),
+                    set_ms=self._clock.now_ms(),
+                    act=UNREADABLE_ACT,
+                )
+            elif isinstance(row, Exception):
+                raise row
+            elif row is not None:
+                found[name] = row.record
+        for act in self.pending:
+            if agent is None or act.key[0] == agent:
+                found[act.key] = act.record
+        return tuple(
+            ProviderWait(*key, wait.deadline_ms, wait.reason, wait.set_ms)
+            for key, record in sorted(found.items())
+            if (wait := self._live(record)) is not None
+        )
+
+    def _live(self, record: Wait | WaitReleased) -> Wait | None:
+        if not isinstance(record, Wait):
+            return None
+        over = record.deadline_ms is not None and record.deadline_ms <= self._clock.now_ms()
+        return None if over else record
+
+
+def outlasts(deadline_ms: int | None, other_ms: int | None) -> bool:
+    """Whether a deadline is strictly later than another; None is later than every instant."""
+    if other_ms is None:
+        return False
+    return deadline_ms is None or deadline_ms > other_ms
+
+
+def _unreadable(error: Exception) -> str:
+    return f"the recorded wait cannot be read: {error}"[:REASON_CHARS_MAX]

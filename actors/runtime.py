@@ -1,0 +1,624 @@
+"""The composition root: wires kernel, domain, storage and providers into a runtime.
+
+A runtime owns a state directory for as long as it is open: one store, one writer thread, one
+actor system, one control socket. Opening takes nothing over; adding an agent does.
+
+Runs in: the trio task that opened it and the nurseries below it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import trio
+from abeyance.storage.lmdb_store import LmdbStore
+from abeyance.storage.ownership import Ownership
+
+from abeyance.storage.codec import encode
+from abeyance.storage.errors import OwnedElsewhereError
+from abeyance.storage.store import Committed, Guard, Put, Refused, Request, Store
+from abeyance.storage.tables.agents import Agent as AgentRecord
+
+from .core import ActorSystem, AskTable, ChildSpec, Supervisor, SupervisorSpec, TrioActorRef
+from .core.asks import chain
+from .core.clock import Clock, SystemClock
+from .core.errors import AskCycleError
+from .domain.agent import Agent, AgentView, StopTurns, WaitIdle
+from .domain.alarm import Alarm
+from .domain.asks import ASKS
+from .domain.errors import (
+    AgentExistsError,
+    AgentOwnedElsewhereError,
+    InvalidMessageError,
+    RuntimeClosedError,
+    UnknownAgentError,
+)
+from .domain.gate import Gate
+from .domain.ingress import (
+    Content,
+    body_crc,
+    check_name,
+    clean_text,
+    encode_body,
+    identity,
+    new_message_id,
+    read_blocks,
+)
+from .domain.journal import Journal
+from .domain.slot import Slot, SlotView
+from .domain.slot_messages import Accept, Receipt
+from .domain.spec import AgentSpec, check_spec
+from .domain.tools import ToolRunner
+from .domain.transcript import TranscriptMessage, read_transcript
+from .domain.turn import TurnSeams, TurnSettings
+from .domain.wait_book import Deferral, ProviderWait, WaitBook
+from .domain.waits import Ledger, ReleaseReceipt, ReleaseWaits
+
+STOP_DEADLINE_S: Final = 30.0
+"""How long a graceful end may take before what is left is cut off; what is durable stays."""
+REQUESTER_CHARS_MAX: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class HeldStatus:
+    """What a held turn is held by."""
+
+    model: str
+    cause: Literal["wait", "unreadable", "quota"]
+    deadline_ms: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentStatus:
+    """One agent as it stands now."""
+
+    name: str
+    state: Literal["idle", "starting", "running", "held", "stopping", "parked"]
+    model: str
+    turn: int | None
+    round: int
+    attempts: int
+    held: HeldStatus | None
+    inbox: int
+    wakes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeStatus:
+    """A snapshot of a runtime."""
+
+    directory: str
+    store_id: str
+    pid: int
+    host: str
+    started_ms: int
+    now_ms: int
+    agents: tuple[AgentStatus, ...]
+    waits: tuple[ProviderWait, ...]
+    dead_letters: int
+    quarantine: int
+
+
+@dataclass(slots=True)
+class _Member:
+    """What the runtime keeps of one agent."""
+
+    settings: TurnSettings
+    slot_name: str
+    slot: TrioActorRef[Slot]
+    slot_view: SlotView
+    agent: TrioActorRef[Agent]
+    agent_view: AgentView
+    group: Supervisor
+
+
+class AgentHandle:
+    """What a host holds of one agent. Cheap; outlives the agent's crashes."""
+
+    def __init__(self, runtime: Runtime, name: str) -> None:
+        self._runtime = runtime
+        self.name = name
+
+    async def send(
+        self,
+        content: Content,
+        author: str = "user",
+        *,
+        id: str | None = None,  # noqa: A002 - the word hosts use.
+        wake: bool = True,
+        channel: str | None = None,
+    ) -> Receipt:
+        """Accept a message durably, with its wake.
+
+        A checkpoint. Cancelled: the message may have been accepted; send it again under the same
+        `id` to make sure.
+        Durable: on return.
+
+        Args:
+            content: Text, a block, or blocks; at most 16 MiB. Tool blocks belong to turns.
+            author: Who says it. Named as the agent itself, it is stored as the agent's words, is
+                never injected into a live turn, and wakes nobody.
+            id: At most 128 bytes. The same id with the same content is the same message.
+            wake: Whether it asks for a turn.
+            channel: Where an answer belongs.
+        Returns:
+            A receipt; its `seq` is the message's number in this slot, for ever.
+        Raises:
+            InvalidMessageError, InvalidNameError: Names the field; nothing was stored.
+            MessageConflictError: The id is used for other content; nothing was stored.
+            InboxFullError: The slot's inbox is at its bound; the message is handed back.
+            NotStoredError: The commit failed; nothing of it is stored.
+            OwnershipLostError: Another process took the slot over; nothing was stored.
+            RuntimeClosedError: The runtime has ended; nothing was stored.
+        """
+        runtime = self._runtime
+        member = runtime._member(self.name)
+        accept = self._read(content, author, id, wake, channel)
+        receipt: Receipt = await member.slot.ask(accept)
+        return receipt
+
+    def _read(
+        self, content: Content, author: str, id_: str | None, wake: bool, channel: str | None
+    ) -> Accept:
+        check_name(author, "author")
+        if id_ is not None:
+            check_name(id_, "id", reserved=False)
+        if channel is not None:
+            check_name(channel, "channel", reserved=False)
+        if not isinstance(wake, bool):
+            raise InvalidMessageError("wake", f"must be True or False, not {type(wake).__name__}")
+        blocks = read_blocks(content)
+        for position, block in enumerate(blocks):
+            if type(block).__name__ != "TextBlock":
+                kind = type(block).__struct_config__.tag
+                raise InvalidMessageError(
+                    f"message[{position}].type", f"a sent message holds text, not {kind!r} blocks"
+                )
+        body = encode_body(blocks)
+        now_ms = self._runtime.clock.now_ms()
+        own = identity(author) == identity(self.name)
+        return Accept(
+            message=id_ if id_ is not None else new_message_id(now_ms),
+            body=body,
+            body_crc=body_crc(body),
+            author=author,
+            agent=self.name,
+            channel=channel,
+            wake=wake and not own,
+            own=own,
+            at_ms=now_ms,
+            known=id_ is not None,
+        )
+
+    async def wait_idle(self) -> None:
+        """Wait until no turn lives and nothing is to do but what is held.
+
+        A checkpoint. Cancelled: nothing happens.
+
+        Raises:
+            AskCycleError: Called from a tool whose own agent that agent waits for.
+            RuntimeClosedError: The runtime has ended.
+        """
+        member = self._runtime._member(self.name)
+        with self._runtime._waiting(self.name):
+            await member.agent.ask(WaitIdle())
+
+    async def transcript(
+        self, *, after: int | None = None, limit: int | None = None
+    ) -> AsyncIterator[TranscriptMessage]:
+        """Yield the slot's messages, oldest first, behind a place and up to a number of them.
+
+        A checkpoint a page. Each page is what was committed when it was read.
+        """
+        member = self._runtime._member(self.name)
+        store = self._runtime._store
+        async for message in read_transcript(
+            store, member.slot_name, after=after or 0, limit=limit
+        ):
+            yield message
+
+
+class Runtime:
+    """An open runtime. Made by `open_runtime`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        store: Store,
+        store_id: str,
+        ownership: Ownership,
+        system: ActorSystem,
+        clock: Clock,
+    ) -> None:
+        self.directory = directory
+        self.clock = clock
+        self._store = store
+        self._store_id = store_id
+        self._ownership = ownership
+        self._system = system
+        self._started_ms = clock.now_ms()
+        self._members: dict[str, _Member] = {}
+        self._adding: set[str] = set()
+        self._waits_for: dict[str, list[str]] = {}
+        self._waits = WaitBook(store, clock)
+        self._closed = False
+        self._lost: Exception | None = None
+        self._scope = trio.CancelScope()
+
+    async def _start(self, bodies: trio.Nursery) -> None:
+        """Start what every agent needs: journal, ledger, alarm; then the group of slots."""
+        system, store, clock = self._system, self._store, self.clock
+        root = await system.start_supervisor(
+            SupervisorSpec(
+                id="root",
+                children=(
+                    ChildSpec("journal", Journal, (store, self._store_lost), name="journal"),
+                    ChildSpec(
+                        "ledger",
+                        Ledger,
+                        lambda refs: (self._waits, store, refs["journal"], clock),
+                        name="ledger",
+                    ),
+                    ChildSpec("alarm", Alarm, (clock,), name="alarm"),
+                ),
+                on_exhausted="escalate",
+            )
+        )
+        self._slots = await system.start_supervisor(
+            SupervisorSpec(id="slots", children=(), on_exhausted="park"), parent=root
+        )
+        self._root = root
+        self._journal: TrioActorRef[Journal] = root.refs["journal"]
+        self._ledger: TrioActorRef[Ledger] = root.refs["ledger"]
+        self._alarm: TrioActorRef[Alarm] = root.refs["alarm"]
+        self._runner = ToolRunner(bodies, store, self._journal, clock)
+
+    # -- agents ------------------------------------------------------------------------------
+
+    async def add_agent(self, spec: AgentSpec) -> AgentHandle:
+        """Add an agent; one that was here before goes on with its slot, wakes and held turn.
+
+        A checkpoint. Cancelled: the agent may be owned by this process, and is added by calling
+        again.
+        Durable: ownership and settings, on return.
+
+        Raises:
+            InvalidSpecError, InvalidNameError, InvalidToolError: Names the field; nothing was done.
+            AgentExistsError: Added to this runtime before; nothing was done.
+            AgentOwnedElsewhereError: A live process owns it; names its pid and host.
+            RuntimeClosedError: The runtime has ended.
+        """
+        self._check_open()
+        settings = check_spec(spec)
+        name = settings.name
+        if name in self._members or name in self._adding:
+            raise AgentExistsError(
+                f"agent {name!r} was added before; nothing was done; use its handle "
+                f"(runtime.agent({name!r}))",
+                agent=name,
+            )
+        self._adding.add(name)
+        try:
+            await self._own(name)
+            await self._record(settings)
+            await self._start_group(settings)
+        finally:
+            self._adding.discard(name)
+        return AgentHandle(self, name)
+
+    def agent(self, name: str) -> AgentHandle:
+        """The handle of an agent that was added.
+
+        Raises:
+            UnknownAgentError: No such agent here.
+        """
+        self._member(name)
+        return AgentHandle(self, name)
+
+    async def _own(self, name: str) -> None:
+        """Take the owner rows of an agent and its slot, by compare-and-set."""
+        while True:
+            try:
+                plan = self._ownership.plan_take(("agent", name), ("slot", name))
+            except OwnedElsewhereError as error:
+                raise AgentOwnedElsewhereError(
+                    f"agent {name!r} is owned by process {error.pid} on {error.host}, which lives; "
+                    "nothing was done; stop it there, or use another state directory",
+                    agent=name,
+                    pid=error.pid,
+                    host=error.host,
+                ) from error
+            if plan.request is None:
+                break
+            outcome = await self._journal.ask(plan.request)
+            if isinstance(outcome, Committed):
+                break
+        counters = self._ownership.counters(("agent", name), ("slot", name))
+        self._runner.own(name, Guard("owners", ("agent", name), counters["agent", name]))
+
+    async def _record(self, settings: TurnSettings) -> None:
+        provider = type(settings.provider).__name__
+        key = (settings.name,)
+        while True:
+            row = self._store.get("agents", key)
+            created = self.clock.now_ms() if row is None else row.record.created_ms
+            record = AgentRecord(
+                kind="resident",
+                slot=settings.name,
+                provider=provider,
+                model=settings.model,
+                created_ms=created,
+            )
+            if row is not None and row.record == record:
+                return
+            guard = Guard("agents", key, 0 if row is None else row.counter)
+            request = Request(guards=(guard,), puts=(Put("agents", key, encode(record)),))
+            outcome = await self._journal.ask(request)
+            if not isinstance(outcome, Refused):
+                return
+
+    async def _start_group(self, settings: TurnSettings) -> None:
+        name, slot_view, agent_view = settings.name, SlotView(), AgentView()
+        slot = await self._slots.start_child(
+            ChildSpec(
+                f"slot:{name}",
+                Slot,
+                (name, self._ownership.nonce, self._store, self._journal, slot_view),
+                name=f"slot:{name}",
+            )
+        )
+
+        def agent_args(refs: Any) -> tuple[Any, ...]:
+            seams = TurnSeams(
+                slot_name=name,
+                slot=slot,
+                gate=refs["gate"],
+                store=self._store,
+                runner=self._runner,
+                clock=self.clock,
+            )
+            return (settings, seams, self._alarm, self._ledger, agent_view)
+
+        # One for one: a gate that crashes leaves its agent's live call alone, and an agent that
+        # crashes leaves its gate's permits in the cell (docs/decisions).
+        group = await self._system.start_supervisor(
+            SupervisorSpec(
+                id=f"agent:{name}",
+                children=(
+                    ChildSpec("gate", Gate, (name, self._ledger), name=f"gate:{name}"),
+                    ChildSpec("agent", Agent, agent_args, name=f"agent:{name}"),
+                ),
+                on_exhausted="park",
+            ),
+            parent=self._root,
+        )
+        self._members[name] = _Member(
+            settings, name, slot, slot_view, group.refs["agent"], agent_view, group
+        )
+
+    # -- waits -------------------------------------------------------------------------------
+
+    def provider_waits(self, agent: str | None = None) -> tuple[ProviderWait, ...]:
+        """The waits in force, of one agent or of all, those of agents that are gone included.
+
+        Not a checkpoint.
+
+        Raises:
+            InvalidNameError: The filter is no name; it is not read as all.
+        """
+        self._check_open()
+        if agent is not None:
+            check_name(agent, "agent")
+        return self._waits.listing(agent)
+
+    async def release_provider_wait(
+        self, agent: str, model: str | None = None, *, requester: str
+    ) -> ReleaseReceipt:
+        """End an agent's waits: of one model, or (no model, or `*`) of all.
+
+        A checkpoint. Cancelled: the release may have been recorded; `provider_waits` tells.
+        Durable: where the receipt says `recorded`; `pending` binds in this process already.
+
+        Raises:
+            InvalidNameError: Agent or model is malformed; nothing was released.
+            UnknownAgentError: No such agent here and no wait of one; nothing was released.
+        """
+        self._check_open()
+        check_name(agent, "agent")
+        if model is not None and model != "*":
+            check_name(model, "model")
+        if agent not in self._members and not self.provider_waits(agent):
+            raise UnknownAgentError(
+                f"no agent {agent!r} here and no wait of one; nothing was released; "
+                "list the waits for the names there are",
+                agent=agent,
+            )
+        release = ReleaseWaits(
+            agent, None if model == "*" else model, clean_text(str(requester), REQUESTER_CHARS_MAX)
+        )
+        receipt: ReleaseReceipt = await self._ledger.ask(release)
+        return receipt
+
+    # -- looking -----------------------------------------------------------------------------
+
+    def status(self) -> RuntimeStatus:
+        """A snapshot of every agent and every wait. Not a checkpoint; asks no actor."""
+        self._check_open()
+        return RuntimeStatus(
+            directory=str(self.directory),
+            store_id=self._store_id,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            started_ms=self._started_ms,
+            now_ms=self.clock.now_ms(),
+            agents=tuple(self._agent_status(name) for name in sorted(self._members)),
+            waits=self.provider_waits(),
+            dead_letters=self._system.dead_letters.count,
+            quarantine=self._system.quarantine.count,
+        )
+
+    def _agent_status(self, name: str) -> AgentStatus:
+        member = self._members[name]
+        view, book = member.agent_view, member.slot_view.book
+        parked, turn = member.group.state == "parked", view.turn
+        open_turn = None if book is None else book.open_turn(name)
+        state: Any = "idle" if view.activity == "resting" else view.activity
+        return AgentStatus(
+            name=name,
+            state="parked" if parked else state,
+            model=member.settings.model,
+            turn=None if book is None else book.open_number(name),
+            round=turn.round if turn is not None else 0 if open_turn is None else open_turn.round,
+            attempts=0 if open_turn is None else open_turn.attempts,
+            held=None if state != "held" or view.held is None else _held(view.held),
+            inbox=0 if book is None else len(book.inbox),
+            wakes=0 if book is None else len(book.wakes.get(name, ())),
+        )
+
+    # -- the end -----------------------------------------------------------------------------
+
+    async def _stop(self) -> None:
+        """End every live turn with its wakes given back; what is durable stays where it is."""
+        self._closed = True
+        with trio.move_on_after(STOP_DEADLINE_S, shield=True):
+            async with trio.open_nursery() as nursery:
+                for member in self._members.values():
+                    if member.group.state == "running":
+                        nursery.start_soon(_stop_turns, member.agent)
+
+    def _store_lost(self, error: Exception) -> None:
+        """The writer died twice: nothing can be promised any more, so the runtime ends."""
+        self._lost = error
+        self._scope.cancel()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeClosedError(
+                "this runtime has ended; nothing was done; open the state directory again"
+            )
+
+    def _member(self, name: str) -> _Member:
+        self._check_open()
+        member = self._members.get(name)
+        if member is None:
+            raise UnknownAgentError(
+                f"no agent {name!r} was added to this runtime; nothing was done; add it first",
+                agent=name,
+            )
+        return member
+
+    def _waiting(self, target: str) -> _Waiting:
+        return _Waiting(self._waits_for, target)
+
+
+class _Waiting:
+    """Who waits for whom by way of tools, so that a ring is refused before anybody waits in it."""
+
+    def __init__(self, waits_for: dict[str, list[str]], target: str) -> None:
+        self._waits_for = waits_for
+        self._target = target
+        self._source = next(
+            (key.removeprefix("agent:") for key in reversed(chain()) if key.startswith("agent:")),
+            None,
+        )
+
+    def __enter__(self) -> None:
+        if self._source is None:
+            return
+        ring = self._ring()
+        if ring is not None:
+            raise AskCycleError(
+                f"{' -> '.join(ring)}: this wait could never end; nothing was sent; "
+                "send a message instead and let the turn end",
+                ring=ring,
+                message=WaitIdle(),
+            )
+        self._waits_for.setdefault(self._source, []).append(self._target)
+
+    def __exit__(self, *exc: object) -> None:
+        if self._source is not None:
+            self._waits_for[self._source].remove(self._target)
+
+    def _ring(self) -> tuple[str, ...] | None:
+        paths = [(self._source or "", self._target)]
+        seen: set[str] = set()
+        while paths:
+            path = paths.pop()
+            if path[-1] == self._source:
+                return path
+            if path[-1] not in seen:
+                seen.add(path[-1])
+                paths += [(*path, name) for name in self._waits_for.get(path[-1], ())]
+        return None
+
+
+def _held(held: Deferral) -> HeldStatus:
+    return HeldStatus(held.model, held.cause, held.deadline_ms, held.reason)
+
+
+async def _stop_turns(agent: TrioActorRef[Agent]) -> None:
+    await agent.ask(StopTurns())
+
+
+@asynccontextmanager
+async def open_runtime(
+    directory: str | os.PathLike[str],
+    *,
+    clock: Clock | None = None,
+    control: bool = True,
+    open_store: Callable[..., Any] = LmdbStore.open,
+) -> AsyncIterator[Runtime]:
+    """Open a runtime on a state directory; it is created, mode 0700, where it is not there.
+
+    A checkpoint. Leaving the block ends live turns (their wakes are given back), flushes and
+    closes the store; cancelled, it does the same within 30 s.
+
+    Args:
+        directory: The state directory. One runtime a process; other processes may share it.
+        clock: The wall clock; the machine's by default.
+        control: Whether to serve the control socket for the command line.
+        open_store: For tests and other stores: called with the directory and `clock_ms`.
+    Raises:
+        StorageError: The directory is not a store that can be opened here; each kind says why and
+            what to do. Nothing was changed.
+    """
+    wall = clock if clock is not None else SystemClock()
+    path = Path(directory)
+    store = open_store(path, clock_ms=wall.now_ms)
+    failure: BaseException | None = None
+    try:
+        ownership = Ownership(store, path, clock_ms=wall.now_ms)
+        try:
+            # Asks have no deadline of their own: what is asked here ends in a commit, and a commit
+            # always gets an outcome.
+            async with ActorSystem(asks=AskTable(ASKS), clock=wall, ask_timeout_s=None) as system:
+                runtime = Runtime(path, store, store.store_id, ownership, system, wall)
+                async with trio.open_nursery() as bodies:
+                    await runtime._start(bodies)
+                    if control:
+                        from .ops.control import serve_control
+
+                        await bodies.start(serve_control, runtime, path)
+                    try:
+                        with runtime._scope:
+                            yield runtime
+                    except Exception as error:  # noqa: BLE001 - raised again below, not in a group.
+                        failure = error
+                    finally:
+                        await runtime._stop()
+                        bodies.cancel_scope.cancel()
+        finally:
+            ownership.close()
+    finally:
+        store.close()
+    if runtime._lost is not None:
+        raise runtime._lost
+    if failure is not None:
+        raise failure
