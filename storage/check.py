@@ -1,0 +1,110 @@
+"""Reads every row of a store and says what is wrong with it, as data. Repairs nothing.
+
+Invariants:
+    I1  A finding names its table and key; a row that can't be read hides no other.
+
+Runs in: the reading thread, or another process that opened the store to look. A page a transaction,
+so that a running store is not held up; in one that is being written, a reference that was made or
+dropped between two pages may show as dangling: look again before acting on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+from .errors import UnreadableRecordError
+from .store import Key, Store
+from .tables import TABLES
+
+
+class Finding(NamedTuple):
+    """One thing that is wrong."""
+
+    problem: Literal["unreadable", "dangling", "sequence"]
+    table: str
+    key: Key | bytes
+    text: str
+
+
+class Report(NamedTuple):
+    """What was read, and what was found."""
+
+    rows: dict[str, int]
+    """Rows read, by table."""
+    findings: tuple[Finding, ...]
+
+    @property
+    def is_sound(self) -> bool:
+        return not self.findings
+
+
+def check(store: Store) -> Report:
+    """Read everything; blocks for as long as that takes."""
+    rows: dict[str, int] = {}
+    findings: list[Finding] = []
+    for table in TABLES:
+        rows[table] = 0
+        for key, row in store.scan(table):
+            rows[table] += 1
+            if isinstance(row, Exception):
+                named = row.key if isinstance(row, UnreadableRecordError) else key
+                findings.append(Finding("unreadable", table, named, str(row)))
+            else:
+                findings += _references(store, table, key, row.record)
+    findings += _sequences(store)
+    return Report(rows, tuple(findings))
+
+
+def _references(store: Store, table: str, key: Key, record: Any) -> Iterator[Finding]:
+    """What a row points at and must be there."""
+    wanted: list[tuple[str, Key]] = []
+    if table == "ids":
+        slot = key[0]
+        if record.state != "dead":
+            wanted.append(("bodies", (slot, record.entry)))
+        if record.state == "inbox":
+            wanted.append(("inbox", (slot, record.entry)))
+        elif record.state == "slot" and record.seq is not None:
+            wanted.append(("slots", (slot, record.seq)))
+    elif table == "inbox":
+        wanted.append(("bodies", key))
+    elif table == "slots":
+        wanted.append(("bodies", (key[0], record.entry)))
+    elif table == "heads" and record.open_turn is not None:
+        wanted.append(("turns", (key[0], record.open_turn)))
+    for other, target in wanted:
+        if not _is_there(store, other, target):
+            yield Finding(
+                "dangling",
+                table,
+                key,
+                f"{table} {key!r} names {other} {target!r}, which is not there",
+            )
+
+
+def _is_there(store: Store, table: str, key: Key) -> bool:
+    try:
+        return store.get(table, key) is not None
+    except UnreadableRecordError:
+        return True  # It is there, and has a finding of its own.
+
+
+def _sequences(store: Store) -> Iterator[Finding]:
+    """Keys that the store would allot again."""
+    for table in TABLES.values():
+        if not table.append:
+            continue
+        last = next(iter(store.scan(table.name, limit=1, reverse=True)), None)
+        if last is None:
+            continue
+        number = last[0][0]
+        try:
+            row = store.get("sequences", (table.name,))
+        except UnreadableRecordError:
+            continue  # It has a finding of its own.
+        following = 1 if row is None else row.record.next
+        if not isinstance(number, int) or number >= following:
+            yield Finding(
+                "sequence", table.name, last[0], f"{table.name} {last[0]!r} is past its sequence"
+            )
