@@ -18,11 +18,13 @@ from abeyance.storage.tables.fields import INSTANT_MS_MAX, REASON_CHARS_MAX
 
 from .grammar import printable
 from .instants import instant_ms
-from .readings import generic
+from .readings import anthropic, generic
 from .readings.response import Reading, Response, Statement, Verdict, normalised
 from .stated import StatedWait, WaitEnds
 
-READINGS: Mapping[str, Reading] = {reading.name: reading for reading in (generic.READING,)}
+READINGS: Mapping[str, Reading] = {
+    reading.name: reading for reading in (anthropic.READING, generic.READING)
+}
 _WINDOW_CHARS_MAX = 128
 
 
@@ -60,7 +62,8 @@ def read_stated_wait(
     verdict = _reading(provider, response).judge(response)
     if not verdict.statements and not verdict.limited:
         return None
-    binding = max(verdict.statements, key=_length, default=None)
+    # Of equally long ones the later row binds: windows stand behind what repeats them.
+    binding = max(reversed(verdict.statements), key=_length, default=None)
     return _wait(response, verdict, binding)
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
@@ -71,12 +71,15 @@ class Answer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pings: Count = 0
     """Ping events behind the first event."""
     keep_alive_ms: Millis = 0
-    """While waiting within a stream, a comment line this often; 0 sends none."""
+    """While waiting within a stream, a sign of life this often; 0 sends none."""
+    keep_alive: Literal["comment", "ping"] = "comment"
 
     stall_after: Count | None = None
-    """Send this many events, then nothing (but comments), until the client leaves."""
+    """Send this many events, then nothing but signs of life, until the client leaves."""
     cut_after: Count | None = None
     """Send this many events, then close the socket."""
+    end_after: Count | None = None
+    """Send this many events, then end the response as if the message were whole."""
     error_after: Count | None = None
     """Send this many events, then `error` as an SSE error event, and end."""
     error: dict[str, Any] = msgspec.field(

@@ -130,6 +130,11 @@ class ProviderSimulator:
         """Block until a response waits in this hold. A checkpoint."""
         await self.holds.wait_entered(name)
 
+    async def wait_replied(self, number: int) -> LogEntry:
+        """Block until the response to the n-th request is over. A checkpoint."""
+        assert self._wire_log is not None
+        return await self._wire_log.wait_replied(number)
+
     async def _connected(self, stream: trio.SocketStream) -> None:
         connection = _Connection(stream)
         try:
@@ -347,13 +352,16 @@ class _Response:
                 await self._pause(answer, sent)
         self.finished = True
         if answer.linger:
-            await self._commenting(answer, trio.sleep_forever)
+            await self._living(answer, trio.sleep_forever)
         await self._connection.send_event(h11.EndOfMessage())
 
     async def _goes_on(self, position: int, answer: Answer, sent: list[wire.Event]) -> bool:
         if position == answer.stall_after:
-            await self._commenting(answer, trio.sleep_forever)
+            await self._living(answer, trio.sleep_forever)
         if position == answer.cut_after:
+            return False
+        if position == answer.end_after:
+            await self._connection.send_event(h11.EndOfMessage())
             return False
         if position == answer.error_after:
             failure = ("error", {"type": "error", "error": answer.error})
@@ -368,23 +376,25 @@ class _Response:
             first = sum(name == "content_block_delta" for name, _ in sent) == 1
             if first:
                 release = partial(self._holds.wait_released, answer.hold_in_stream)
-                await self._commenting(answer, release)
+                await self._living(answer, release)
         if answer.chunk_delay_ms:
-            await self._commenting(answer, partial(trio.sleep, answer.chunk_delay_ms / 1_000))
+            await self._living(answer, partial(trio.sleep, answer.chunk_delay_ms / 1_000))
 
-    async def _commenting(self, answer: Answer, wait: Any) -> None:
-        """Wait, with comment lines meanwhile where the answer asks for them."""
+    async def _living(self, answer: Answer, wait: Any) -> None:
+        """Wait, with signs of life meanwhile where the answer asks for them."""
         if not answer.keep_alive_ms:
             await wait()
             return
         async with trio.open_nursery() as nursery:
+            ping = wire.sse("ping", {"type": "ping"})
+            sign = ping if answer.keep_alive == "ping" else b": keep-alive\n\n"
 
-            async def comment() -> None:
+            async def live() -> None:
                 while True:
                     await trio.sleep(answer.keep_alive_ms / 1_000)
-                    await self._write(b": keep-alive\n\n")
+                    await self._write(sign)
 
-            nursery.start_soon(comment)
+            nursery.start_soon(live)
             await wait()
             nursery.cancel_scope.cancel()
 

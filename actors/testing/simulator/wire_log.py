@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import trio
+
 from ...core.clock import Clock
 
 HEADERS_KEPT = frozenset(
@@ -50,6 +52,7 @@ class WireLog:
         self.entries: list[LogEntry] = []
         self._clock = clock
         self._file = None if path is None else path.open("a", encoding="utf-8")
+        self._over: dict[int, trio.Event] = {}
 
     def received(self, path: str, headers: Iterable[tuple[str, str]], request: Any) -> LogEntry:
         """Record a request before anything is sent for it."""
@@ -83,6 +86,12 @@ class WireLog:
             reply=reply,
             finished=finished,
         )
+        self._over.setdefault(entry.number, trio.Event()).set()
+
+    async def wait_replied(self, number: int) -> LogEntry:
+        """Block until the n-th request was received and its response is over. A checkpoint."""
+        await self._over.setdefault(number, trio.Event()).wait()
+        return self.entries[number - 1]
 
     def close(self) -> None:
         if self._file is not None:

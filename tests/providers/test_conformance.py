@@ -1,0 +1,45 @@
+"""The adapters, held against what every adapter must do."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from abeyance.actors.providers import AnthropicProvider
+from abeyance.actors.testing import Answer, ScriptedProvider, WallClock, fail, reply
+from abeyance.actors.testing.conformance import ProviderConformance, Served, WireConformance
+from abeyance.actors.testing.scripted import Step
+from abeyance.storage.tables.blocks import ToolUseBlock
+
+
+class TestAnthropicProvider(WireConformance):
+    def adapter(self, base_url: str, *, clock: WallClock, **deadlines: float) -> Any:
+        return AnthropicProvider(api_key="any", base_url=base_url, clock=clock, **deadlines)
+
+
+def step(answer: Answer) -> Step:
+    if answer.status != 200:
+        headers = {name: str(value) for name, value in answer.headers.items()}
+        return fail(answer.status, headers=headers)
+    calls = [
+        ToolUseBlock(id=tool.id or "call", name=tool.name, input=tool.input)
+        for tool in answer.tools
+    ]
+    return reply(*([answer.text] if answer.text else []), *calls)
+
+
+class TestScriptedProvider(ProviderConformance):
+    @asynccontextmanager
+    async def serving(self, *answers: Answer) -> AsyncIterator[Served]:
+        clock = WallClock()
+        provider = ScriptedProvider([step(answer) for answer in answers], clock=clock)
+        yield Served(provider, lambda: len(provider.requests), clock)
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_CUSTOM_HEADERS"):
+        monkeypatch.delenv(name, raising=False)
