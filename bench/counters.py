@@ -10,11 +10,13 @@ from abeyance.actors.core import TrioActor
 
 
 class Counter(TrioActor):
-    """Counts tells of an int and answers asks with the number asked."""
+    """Counts what it handles, and answers asks with what was asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, made: list[Counter] | None = None) -> None:
         super().__init__()
         self.handled = 0
+        if made is not None:
+            made.append(self)
 
     def on_receive(self, message: Any) -> Any:
         self.handled += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import statistics
 import time
 import tracemalloc
 from typing import Any
@@ -11,11 +12,11 @@ from typing import Any
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from abeyance.actors.core import ActorSystem, TrioActor
+from abeyance.actors.core import ActorSystem, Backoff, ChildSpec, SupervisorSpec, TrioActor
 
 from .counters import Counter
 from .measure import AsyncPiece, Bound, Result, Scale, Spread, in_turns, ratio_of
-from .peers import Task, spawn_tasks
+from .peers import Task, bare_nurseries, nursery_crashes, spawn_tasks
 
 _WINDOW = 100
 _A_WAKE = 16
@@ -92,6 +93,55 @@ def spawn(scale: Scale) -> list[Result]:
     return trio.run(_spawn, scale)
 
 
+class _Fragile(TrioActor):
+    """Ends its incarnation when it is told to."""
+
+    def on_receive(self, message: Any) -> Any:
+        if message == "crash":
+            raise ValueError(message)
+        return message
+
+
+async def _crash(scale: Scale) -> list[Result]:
+    spec = SupervisorSpec(
+        "bench",
+        (ChildSpec("fragile", _Fragile),),
+        intensity=10**9,
+        # Without the pause that restarts after the first would make: the machinery is measured.
+        backoff=Backoff(initial_s=0.0, max_s=0.0, jitter=0.0),
+    )
+    async with ActorSystem() as system:
+        ref = (await system.start_supervisor(spec)).refs["fragile"]
+
+        async def crashing(count: int) -> float:
+            start = time.perf_counter()
+            for _ in range(count):
+                ref.tell("crash")
+                await ref.ask("reply", block=False, timeout=30)
+            return time.perf_counter() - start
+
+        rates = await in_turns(scale, crashing, bare_nurseries, first=100)
+        raising = await nursery_crashes(500)
+    return [
+        ratio_of(
+            "crash",
+            "a tell that crashes its actor, to the next incarnation's reply",
+            "a bare nursery with one task",
+            rates,
+            Bound(floor=2.0, goal=2.0, better="lower"),
+            beside={
+                "crash_us": 1e6 / statistics.median(rates[0]),
+                "nursery_us": 1e6 / statistics.median(rates[1]),
+                "nursery_that_raises_and_a_new_one_us": raising / 500 * 1e6,
+            },
+        )
+    ]
+
+
+def crash_to_reply(scale: Scale) -> list[Result]:
+    return trio.run(_crash, scale)
+
+
 class _Tally:
     def __init__(self) -> None:
         self.handled = 0
@@ -137,7 +187,7 @@ async def _crowd(scale: Scale) -> list[Result]:
         rates = await in_turns(
             scale,
             _round_the(crowd, tally),
-            _round_the(crowd[:: many // few], tally),
+            _round_the(crowd[:few], tally),
             # At least once round the larger crowd, or its members would be told twice as warm.
             first=many * _A_WAKE // 4,
         )

@@ -102,6 +102,19 @@ async def spawn_tasks(count: int) -> float:
     return seconds
 
 
+async def bare_nurseries(count: int) -> float:
+    """Open a nursery, run one task in it, leave it."""
+
+    async def answer() -> None:
+        pass
+
+    start = time.perf_counter()
+    for _ in range(count):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(answer)
+    return time.perf_counter() - start
+
+
 async def nursery_crashes(count: int) -> float:
     """A task in a nursery raises, a new nursery is opened, and its task answers."""
 

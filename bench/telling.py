@@ -38,9 +38,9 @@ def _telling(ref: Any, actor: Counter, burst: int) -> AsyncPiece:
 async def _tell_from_trio(scale: Scale) -> list[Result]:
     results = []
     async with ActorSystem():
-        ref = Counter.start()
-        await ref.ask(0, block=False)
-        actor = ref._actor
+        made: list[Counter] = []
+        ref = Counter.start(made)
+        (actor,) = made
         for burst, bound in _BURSTS.items():
             rates = await in_turns(scale, _telling(ref, actor, burst), channel_await)
             results.append(
