@@ -1,8 +1,57 @@
-"""Abeyance: an actor runtime for processes that host LLM agents."""
+"""Abeyance: an actor runtime for processes that host LLM agents.
 
-if __name__ != "abeyance.actors":  # A second import under a bare name would make two of every class.
+What has to wait, waits in a record: a call to a limited model, a message that arrives mid-turn, a
+tool call that a crash cut off. The README has two examples; docs/semantics.md has the guarantees.
+"""
+
+if (
+    __name__ != "abeyance.actors"
+):  # A second import under a bare name would make two of every class.
     raise ImportError("import abeyance.actors, not the folder 'actors' by its bare name")
 
 from ._version import __version__
+from .core import (
+    LATER,
+    ActorSystem,
+    ChildSpec,
+    HostedSystem,
+    Supervisor,
+    SupervisorSpec,
+    TrioActor,
+    TrioFuture,
+)
+from .domain.slot_messages import Receipt
+from .domain.spec import AgentSpec
+from .domain.tools import Tool, ToolContext, tool_context
+from .domain.transcript import TranscriptMessage
+from .domain.wait_book import ProviderWait
+from .domain.waits import ReleaseReceipt
+from .hosted import HostedAgent, HostedRuntime
+from .runtime import AgentHandle, AgentStatus, Runtime, RuntimeStatus, open_runtime
 
-__all__ = ["__version__"]
+__all__ = [
+    "LATER",
+    "ActorSystem",
+    "AgentHandle",
+    "AgentSpec",
+    "AgentStatus",
+    "ChildSpec",
+    "HostedAgent",
+    "HostedRuntime",
+    "HostedSystem",
+    "ProviderWait",
+    "Receipt",
+    "ReleaseReceipt",
+    "Runtime",
+    "RuntimeStatus",
+    "Supervisor",
+    "SupervisorSpec",
+    "Tool",
+    "ToolContext",
+    "TranscriptMessage",
+    "TrioActor",
+    "TrioFuture",
+    "__version__",
+    "open_runtime",
+    "tool_context",
+]

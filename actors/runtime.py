@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import trio
-from abeyance.storage.lmdb_store import LmdbStore
-from abeyance.storage.ownership import Ownership
 
 from abeyance.storage.codec import encode
 from abeyance.storage.errors import OwnedElsewhereError
-from abeyance.storage.store import Committed, Guard, Put, Refused, Request, Store
+from abeyance.storage.lmdb_store import LmdbStore
+from abeyance.storage.ownership import Ownership
+from abeyance.storage.store import Committed, Guard, Put, Refused, Request
 from abeyance.storage.tables.agents import Agent as AgentRecord
 
 from .core import ActorSystem, AskTable, ChildSpec, Supervisor, SupervisorSpec, TrioActorRef
@@ -59,6 +59,7 @@ from .domain.transcript import TranscriptMessage, read_transcript
 from .domain.turn import TurnSeams, TurnSettings
 from .domain.wait_book import Deferral, ProviderWait, WaitBook
 from .domain.waits import Ledger, ReleaseReceipt, ReleaseWaits
+from .ops.control import serve_control
 
 STOP_DEADLINE_S: Final = 30.0
 """How long a graceful end may take before what is left is cut off; what is durable stays."""
@@ -231,8 +232,7 @@ class Runtime:
     def __init__(
         self,
         directory: Path,
-        store: Store,
-        store_id: str,
+        store: LmdbStore,
         ownership: Ownership,
         system: ActorSystem,
         clock: Clock,
@@ -240,9 +240,9 @@ class Runtime:
         self.directory = directory
         self.clock = clock
         self._store = store
-        self._store_id = store_id
         self._ownership = ownership
         self._system = system
+        self._store_id: str = store.get("meta", ("store",)).record.store_id  # type: ignore[union-attr]
         self._started_ms = clock.now_ms()
         self._members: dict[str, _Member] = {}
         self._adding: set[str] = set()
@@ -257,7 +257,7 @@ class Runtime:
         system, store, clock = self._system, self._store, self.clock
         root = await system.start_supervisor(
             SupervisorSpec(
-                id="root",
+                id="runtime",
                 children=(
                     ChildSpec("journal", Journal, (store, self._store_lost), name="journal"),
                     ChildSpec(
@@ -324,9 +324,10 @@ class Runtime:
 
     async def _own(self, name: str) -> None:
         """Take the owner rows of an agent and its slot, by compare-and-set."""
+        owned = (("agent", name), ("slot", name))
         while True:
             try:
-                plan = self._ownership.plan_take(("agent", name), ("slot", name))
+                taking = self._ownership.plan(*owned)
             except OwnedElsewhereError as error:
                 raise AgentOwnedElsewhereError(
                     f"agent {name!r} is owned by process {error.pid} on {error.host}, which lives; "
@@ -335,13 +336,12 @@ class Runtime:
                     pid=error.pid,
                     host=error.host,
                 ) from error
-            if plan.request is None:
+            outcomes = [await self._journal.ask(request) for request in taking.requests]
+            if all(isinstance(outcome, Committed) for outcome in outcomes):
                 break
-            outcome = await self._journal.ask(plan.request)
-            if isinstance(outcome, Committed):
-                break
-        counters = self._ownership.counters(("agent", name), ("slot", name))
-        self._runner.own(name, Guard("owners", ("agent", name), counters["agent", name]))
+            # Another process was faster; who it was is read again.
+        guard = Guard("owners", owned[0], taking.counters[owned[0]])
+        self._runner.own(name, guard)
 
     async def _record(self, settings: TurnSettings) -> None:
         provider = type(settings.provider).__name__
@@ -460,8 +460,8 @@ class Runtime:
             now_ms=self.clock.now_ms(),
             agents=tuple(self._agent_status(name) for name in sorted(self._members)),
             waits=self.provider_waits(),
-            dead_letters=self._system.dead_letters.count,
-            quarantine=self._system.quarantine.count,
+            dead_letters=self._system.dead_letters.total,
+            quarantine=self._system.quarantine.total,
         )
 
     def _agent_status(self, name: str) -> AgentStatus:
@@ -492,6 +492,7 @@ class Runtime:
                 for member in self._members.values():
                     if member.group.state == "running":
                         nursery.start_soon(_stop_turns, member.agent)
+            await self._root.stop()
 
     def _store_lost(self, error: Exception) -> None:
         """The writer died twice: nothing can be promised any more, so the runtime ends."""
@@ -573,7 +574,7 @@ async def open_runtime(
     *,
     clock: Clock | None = None,
     control: bool = True,
-    open_store: Callable[..., Any] = LmdbStore.open,
+    system: ActorSystem | None = None,
 ) -> AsyncIterator[Runtime]:
     """Open a runtime on a state directory; it is created, mode 0700, where it is not there.
 
@@ -584,41 +585,53 @@ async def open_runtime(
         directory: The state directory. One runtime a process; other processes may share it.
         clock: The wall clock; the machine's by default.
         control: Whether to serve the control socket for the command line.
-        open_store: For tests and other stores: called with the directory and `clock_ms`.
+        system: A running system to live in; by default the runtime makes its own.
     Raises:
         StorageError: The directory is not a store that can be opened here; each kind says why and
             what to do. Nothing was changed.
+        StoreLostError: The writer died for good while the runtime was open; raised at the end.
     """
     wall = clock if clock is not None else SystemClock()
     path = Path(directory)
-    store = open_store(path, clock_ms=wall.now_ms)
-    failure: BaseException | None = None
+    store = LmdbStore.open(path, clock_ms=wall.now_ms)
     try:
-        ownership = Ownership(store, path, clock_ms=wall.now_ms)
+        ownership = Ownership(store, store.directory, host=socket.gethostname(), pid=os.getpid())
         try:
-            # Asks have no deadline of their own: what is asked here ends in a commit, and a commit
-            # always gets an outcome.
-            async with ActorSystem(asks=AskTable(ASKS), clock=wall, ask_timeout_s=None) as system:
-                runtime = Runtime(path, store, store.store_id, ownership, system, wall)
-                async with trio.open_nursery() as bodies:
-                    await runtime._start(bodies)
-                    if control:
-                        from .ops.control import serve_control
-
-                        await bodies.start(serve_control, runtime, path)
-                    try:
-                        with runtime._scope:
-                            yield runtime
-                    except Exception as error:  # noqa: BLE001 - raised again below, not in a group.
-                        failure = error
-                    finally:
-                        await runtime._stop()
-                        bodies.cancel_scope.cancel()
+            async with AsyncExitStack() as stack:
+                if system is None:
+                    # Asks have no deadline of their own: what is asked here ends in a commit, and
+                    # a commit always gets an outcome.
+                    system = ActorSystem(asks=AskTable(ASKS), clock=wall, ask_timeout_s=None)
+                    await stack.enter_async_context(system)
+                runtime = Runtime(path, store, ownership, system, wall)
+                async with _open(runtime, control):
+                    yield runtime
         finally:
             ownership.close()
     finally:
         store.close()
+
+
+@asynccontextmanager
+async def _open(runtime: Runtime, control: bool) -> AsyncIterator[None]:
+    """The runtime's own nursery: tool bodies and the control socket live in it.
+
+    What the host's block raises leaves as it is, not in a group of the nursery's making.
+    """
+    failure: Exception | None = None
+    async with trio.open_nursery() as bodies:
+        await runtime._start(bodies)
+        if control:
+            await bodies.start(serve_control, runtime, runtime.directory)
+        try:
+            with runtime._scope:
+                yield
+        except Exception as error:  # noqa: BLE001 - raised again below.
+            failure = error
+        finally:
+            await runtime._stop()
+            bodies.cancel_scope.cancel()
     if runtime._lost is not None:
-        raise runtime._lost
+        raise runtime._lost from failure
     if failure is not None:
         raise failure

@@ -1,0 +1,233 @@
+"""A runtime for hosts that do not run trio: its loop has a thread of its own.
+
+Every verb is a blocking call from any thread but the loop's; `block=False` gives a pykka future
+instead. Nothing else differs from `open_runtime`: same store, same guarantees.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any, Literal, Self, overload
+
+import trio
+
+from .core import AskTable, HostedSystem, TrioFuture
+from .core.clock import Clock, SystemClock
+from .domain.asks import ASKS
+from .domain.errors import RuntimeClosedError
+from .domain.ingress import Content
+from .domain.slot_messages import Receipt
+from .domain.spec import AgentSpec
+from .domain.transcript import TranscriptMessage
+from .domain.wait_book import ProviderWait
+from .domain.waits import ReleaseReceipt
+from .runtime import AgentHandle, Runtime, RuntimeStatus, open_runtime
+
+
+class HostedRuntime:
+    """`with HostedRuntime("state/") as host:` opens a runtime in a thread named `abeyance-runtime`.
+
+    While it is open it is also the system that `TrioActor.start()` uses from any thread.
+
+    Args:
+        directory: The state directory, as for `open_runtime`.
+        clock: The wall clock; the machine's by default.
+        control: Whether to serve the control socket.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        clock: Clock | None = None,
+        control: bool = True,
+    ) -> None:
+        self._directory = directory
+        self._clock = clock if clock is not None else SystemClock()
+        self._control = control
+        self._host: HostedSystem | None = None
+        self._runtime: Runtime | None = None
+        self._opened: TrioFuture[Runtime] = TrioFuture()
+        self._ended: TrioFuture[None] | None = None
+        self._stop: trio.Event | None = None
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def open(self) -> None:
+        """Start the thread and open the runtime in it. Blocks until it is open.
+
+        Raises:
+            StorageError: As `open_runtime`; the thread has ended.
+        """
+        host = HostedSystem(
+            thread_name="abeyance-runtime",
+            asks=AskTable(ASKS),
+            clock=self._clock,
+            ask_timeout_s=None,
+        )
+        host.open()
+        self._host = host
+        self._ended = host.run_nowait(self._live, host)
+        try:
+            self._runtime = self._opened.get()
+        except BaseException:
+            self._host = None
+            host.close()
+            raise
+
+    def close(self) -> None:
+        """End the runtime and its thread; blocks until the store is closed. Idempotent.
+
+        Raises:
+            StoreLostError: The writer died for good while it was open.
+        """
+        host, self._host, self._runtime = self._host, None, None
+        if host is None or self._ended is None:
+            return
+        try:
+            host.system.token.run_sync_soon(self._signal)
+            self._ended.get()
+        finally:
+            host.close()
+
+    def _signal(self) -> None:
+        if self._stop is not None:
+            self._stop.set()
+
+    async def _live(self, host: HostedSystem) -> None:
+        self._stop = trio.Event()
+        try:
+            async with open_runtime(
+                self._directory, clock=self._clock, control=self._control, system=host.system
+            ) as runtime:
+                self._opened.set(runtime)
+                await self._stop.wait()
+        except BaseException as error:
+            if not self._opened.settled:
+                self._opened.set_exception((type(error), error, error.__traceback__))
+                return
+            raise
+
+    # -- verbs -------------------------------------------------------------------------------
+
+    @overload
+    def add_agent(self, spec: AgentSpec, *, block: Literal[True] = True) -> HostedAgent: ...
+    @overload
+    def add_agent(self, spec: AgentSpec, *, block: Literal[False]) -> TrioFuture[HostedAgent]: ...
+    def add_agent(self, spec: AgentSpec, *, block: bool = True) -> Any:
+        """Add an agent. As `Runtime.add_agent`."""
+
+        async def add(runtime: Runtime) -> HostedAgent:
+            return HostedAgent(self, await runtime.add_agent(spec))
+
+        return self._call(add, block)
+
+    def agent(self, name: str) -> HostedAgent:
+        """The handle of an agent that was added. As `Runtime.agent`."""
+
+        async def find(runtime: Runtime) -> HostedAgent:
+            return HostedAgent(self, runtime.agent(name))
+
+        found: HostedAgent = self._call(find, True)
+        return found
+
+    def provider_waits(self, agent: str | None = None) -> tuple[ProviderWait, ...]:
+        """The waits in force. As `Runtime.provider_waits`."""
+
+        async def read(runtime: Runtime) -> tuple[ProviderWait, ...]:
+            return runtime.provider_waits(agent)
+
+        found: tuple[ProviderWait, ...] = self._call(read, True)
+        return found
+
+    @overload
+    def release_provider_wait(
+        self, agent: str, model: str | None = None, *, requester: str, block: Literal[True] = True
+    ) -> ReleaseReceipt: ...
+    @overload
+    def release_provider_wait(
+        self, agent: str, model: str | None = None, *, requester: str, block: Literal[False]
+    ) -> TrioFuture[ReleaseReceipt]: ...
+    def release_provider_wait(
+        self, agent: str, model: str | None = None, *, requester: str, block: bool = True
+    ) -> Any:
+        """End an agent's waits. As `Runtime.release_provider_wait`."""
+
+        async def release(runtime: Runtime) -> ReleaseReceipt:
+            return await runtime.release_provider_wait(agent, model, requester=requester)
+
+        return self._call(release, block)
+
+    def status(self) -> RuntimeStatus:
+        """A snapshot. As `Runtime.status`."""
+
+        async def read(runtime: Runtime) -> RuntimeStatus:
+            return runtime.status()
+
+        found: RuntimeStatus = self._call(read, True)
+        return found
+
+    def _call(self, afn: Callable[[Runtime], Awaitable[Any]], block: bool) -> Any:
+        host, runtime = self._host, self._runtime
+        if host is None or runtime is None:
+            raise RuntimeClosedError(
+                "this runtime is not open; nothing was done; open it, or call inside its block"
+            )
+        return host.run(afn, runtime) if block else host.run_nowait(afn, runtime)
+
+
+class HostedAgent:
+    """What a threaded host holds of one agent. Usable from any thread but the loop's."""
+
+    def __init__(self, host: HostedRuntime, handle: AgentHandle) -> None:
+        self._host = host
+        self._handle = handle
+        self.name = handle.name
+
+    def send(
+        self,
+        content: Content,
+        author: str = "user",
+        *,
+        id: str | None = None,  # noqa: A002 - the word hosts use.
+        wake: bool = True,
+        channel: str | None = None,
+        block: bool = True,
+    ) -> Any:
+        """Accept a message durably. As `AgentHandle.send`; `block=False` gives a future."""
+
+        async def send(runtime: Runtime) -> Receipt:
+            return await self._handle.send(content, author, id=id, wake=wake, channel=channel)
+
+        return self._host._call(send, block)
+
+    def wait_idle(self, *, block: bool = True) -> Any:
+        """Wait until nothing is to do but what is held. As `AgentHandle.wait_idle`."""
+
+        async def wait(runtime: Runtime) -> None:
+            await self._handle.wait_idle()
+
+        return self._host._call(wait, block)
+
+    def transcript(
+        self, *, after: int | None = None, limit: int | None = None
+    ) -> list[TranscriptMessage]:
+        """The slot's messages, oldest first. As `AgentHandle.transcript`."""
+
+        async def read(runtime: Runtime) -> list[TranscriptMessage]:
+            return [message async for message in self._handle.transcript(after=after, limit=limit)]
+
+        found: list[TranscriptMessage] = self._host._call(read, True)
+        return found
