@@ -67,10 +67,10 @@ _log = logging.getLogger(__name__)
 class Controlled(Protocol):
     """What the verbs need of a runtime."""
 
-    async def status(self) -> Any:
+    def status(self) -> Any:
         """The structure that `StatusReport` mirrors, attribute by attribute."""
 
-    async def provider_waits(self, agent: str | None = None) -> Sequence[Any]:
+    def provider_waits(self, agent: str | None = None) -> Sequence[Any]:
         """The binding waits of one agent, or of all."""
 
     async def release_provider_wait(
@@ -207,7 +207,7 @@ class _Server:
 
     async def _do(self, request: Request) -> msgspec.Struct:
         if isinstance(request, StatusRequest):
-            return report_status(await self._runtime.status())
+            return report_status(self._runtime.status())
         if isinstance(request, ReleaseRequest):
             receipt = await self._runtime.release_provider_wait(
                 request.agent, request.scope, requester=clean_requester(request.requester)
@@ -216,7 +216,7 @@ class _Server:
                 released=tuple(_mirror(item, ReleasedReport) for item in receipt.released)
             )
         agent = None if request.agent is msgspec.UNSET else request.agent
-        waits = await self._runtime.provider_waits(agent)
+        waits = self._runtime.provider_waits(agent)
         return WaitsReport(waits=tuple(_mirror(wait, WaitReport) for wait in waits))
 
 

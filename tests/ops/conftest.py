@@ -39,7 +39,7 @@ class FakeRuntime:
         self.proceed = trio.Event()
         self.proceed.set()
 
-    async def status(self) -> Any:
+    def status(self) -> Any:
         if self.failure is not None:
             raise self.failure
         held = shape(
@@ -65,7 +65,7 @@ class FakeRuntime:
             agents=(ana, bo), waits=tuple(self.listed), dead_letters=0, quarantine=0,
         )  # fmt: skip
 
-    async def provider_waits(self, agent: str | None = None) -> tuple[Any, ...]:
+    def provider_waits(self, agent: str | None = None) -> tuple[Any, ...]:
         return tuple(item for item in self.listed if agent in (None, item.agent))
 
     async def release_provider_wait(
@@ -75,7 +75,7 @@ class FakeRuntime:
         if agent not in ("ana", "bo"):
             raise UnknownAgentError(f"no agent {agent!r}; nothing was done; name one", agent=agent)
         self.releases.append((agent, model, requester))
-        lifted = [item for item in await self.provider_waits(agent) if model in (None, item.model)]
+        lifted = [item for item in self.provider_waits(agent) if model in (None, item.model)]
         self.listed = [item for item in self.listed if item not in lifted]
         return shape(
             released=tuple(shape(agent=i.agent, model=i.model, reach="recorded") for i in lifted)
