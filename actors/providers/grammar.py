@@ -45,9 +45,12 @@ _WORD_UNITS_NS = {
     "day": 86_400 * 10**9,
     "week": 7 * 86_400 * 10**9,
 }
-_UNIT_NAMES = "|".join(sorted(_WORD_UNITS_NS, key=len, reverse=True))
+_UNIT_NAMES = "|".join(
+    name + ("s?" if len(name) > 2 or name == "hr" else "")
+    for name in sorted(_WORD_UNITS_NS, key=len, reverse=True)
+)
 _TERM = re.compile(
-    rf"([0-9]+)(?:\.([0-9]+))?[ \t]*((?:{_UNIT_NAMES})s?)(?![A-Za-zµμ])[ \t]*(?:,|and\b)?[ \t]*",
+    rf"([0-9]+)(?:\.([0-9]+))?[ \t]*({_UNIT_NAMES})(?![A-Za-zµμ])[ \t]*(?:,|and\b)?[ \t]*",
     re.IGNORECASE,
 )
 

@@ -1,0 +1,329 @@
+"""What providers stated, read from captured responses and from ones made up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from abeyance.actors.providers import StatedWait, WaitEnds, WaitKind, WaitScope, read_stated_wait
+from abeyance.storage.tables.fields import INSTANT_MS_MAX, REASON_CHARS_MAX
+
+ROWS = [
+    json.loads(line)
+    for line in (Path(__file__).parent / "data" / "stated_waits.jsonl").read_text().splitlines()
+]
+READ = {"anthropic", "generic"}
+READ_BY_STATUS_AND_RETRY_AFTER = {"036", "062", "068", "077", "078", "085", "089", "115"}
+"""Rows of other providers that say all they say by status and Retry-After."""
+
+NOW_S = 1_791_374_400
+NOW = NOW_S * 1_000
+
+
+def read(**parts: Any) -> StatedWait | None:
+    given_parts: dict[str, Any] = {"status": 429, "headers": {}, "body": "", "received_at": NOW_S}
+    return read_stated_wait(**{**given_parts, **parts})
+
+
+def stated(**parts: Any) -> StatedWait:
+    wait = read(**parts)
+    assert wait is not None
+    return wait
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, id=f"{row['id']}-{row['provider']}")
+        for row in ROWS
+        if row["provider"] in READ or row["id"] in READ_BY_STATUS_AND_RETRY_AFTER
+    ],
+)
+def test_a_captured_response_reads_as_it_should(row: dict[str, Any]):
+    wait = read_stated_wait(
+        status=row["status"],
+        headers=row["headers"],
+        body=row["body"],
+        received_at=row["received_at"],
+        provider=row["provider"],
+        transport=row["transport"],
+    )
+    if row["expected_hold"] == "none":
+        assert wait is None
+        return
+    assert wait is not None
+    kind = {"not_a_limit": "other"}.get(row["expected_kind"], row["expected_kind"])
+    assert (wait.ends, wait.kind, wait.scope) == (row["expected_hold"], kind, row["expected_scope"])
+    if row["expected_hold"] == "until":
+        assert wait.deadline_ms is not None
+        assert abs(wait.deadline_ms - row["expected_reset_at"] * 1_000) <= 1
+    else:
+        assert wait.deadline_ms is None
+
+
+@pytest.mark.behaviour("W-012")
+@pytest.mark.parametrize(
+    "value", ["soon", "nan", "inf", "1_000", "１２", "+5", "30, 60", "tomorrow"]
+)
+def test_a_malformed_retry_after_states_nothing(value: str):
+    wait = stated(headers={"retry-after": value})
+    assert (wait.ends, wait.deadline_ms) == (WaitEnds.UNKNOWN, None)
+
+
+def test_an_empty_retry_after_is_absent():
+    assert read(status=401, headers={"Retry-After": " "}) is None
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Retry-After": "60"},
+        {"RETRY-AFTER": ["5", "60", "30"]},
+        {b"Retry-After": b" 60 "},
+        {"retry-after": 60},
+        [("Retry-After", "60"), ("retry-after", "5")],
+        (("retry-after", "5"), ("retry-after-ms", "60000")),
+        {"x-ms-retry-after-ms": "60000", "retry-after": "59"},
+        {"x-amz-retry-after": "60000"},
+        {"ratelimit": '"burst";r=0;t=60, "day";r=5;t=4000'},
+        {"x-ratelimit-remaining": "0", "x-ratelimit-reset": "60"},
+        {"x-ratelimit-remaining": "0", "x-ratelimit-reset": str(NOW_S + 60)},
+        {"x-ratelimit-remaining": "0", "x-ratelimit-reset": str(NOW + 60_000)},
+        {"x-ratelimit-remaining": "0", "x-ratelimit-reset": "1m0s"},
+        {"x-ratelimit-remaining": "0", "x-ratelimit-reset": "2026-10-07T12:01:00Z"},
+    ],
+    ids=str,
+)
+def test_a_minute_is_a_minute_however_it_is_stated(headers: Any):
+    assert stated(headers=headers).deadline_ms == NOW + 60_000
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"x-ratelimit-remaining": "5", "x-ratelimit-reset": "60"},
+        {"ratelimit-remaining": "5", "ratelimit-reset": "60"},
+        {"ratelimit": '"burst";r=5;t=60'},
+    ],
+    ids=str,
+)
+def test_a_window_with_something_left_states_nothing(headers: Any):
+    assert stated(headers=headers).ends is WaitEnds.UNKNOWN
+
+
+def test_windows_of_a_call_that_went_through_are_telemetry():
+    headers = {"x-ratelimit-remaining": "0", "x-ratelimit-reset": "60"}
+    assert read(status=200, headers=headers, body="{}") is None
+
+
+def test_a_duration_without_a_clock_holds_until_released():
+    assert stated(headers={"retry-after": "5"}, received_at=float("nan")).ends is (
+        WaitEnds.UNTIL_RELEASED
+    )
+    date = {"retry-after": "Wed, 07 Oct 2026 14:00:00 GMT"}
+    assert stated(headers=date, received_at=float("nan")).deadline_ms == NOW + 7_200_000
+
+
+def test_the_source_of_a_wait_is_named_and_quoted():
+    wait = stated(headers={"Retry-After": "7200"})
+    assert (wait.source, wait.raw) == ("header:retry-after", "retry-after: 7200")
+
+
+UNIFIED = "anthropic-ratelimit-unified-"
+
+
+def unified(**fields: str) -> dict[str, str]:
+    return {UNIFIED + name.replace("__", "-"): value for name, value in fields.items()}
+
+
+def test_of_two_exhausted_subscription_windows_the_later_reset_binds():
+    headers = unified(
+        status="rejected",
+        **{"5h-status": "rejected", "5h-reset": str(NOW_S + 100)},
+        **{"7d-status": "rejected", "7d-reset": str(NOW_S + 900)},
+    )
+    wait = stated(headers=headers, provider="anthropic")
+    assert (wait.kind, wait.scope) == (WaitKind.QUOTA_EXHAUSTED, WaitScope.ACCOUNT)
+    assert (wait.deadline_ms, wait.window) == (NOW + 900_000, "seven_day")
+
+
+def test_a_models_weekly_window_holds_that_model_only():
+    headers = unified(
+        status="rejected",
+        **{"7d_opus-status": "rejected", "7d_opus-reset": str(NOW_S + 900)},
+        **{"7d-status": "allowed", "7d-reset": str(NOW_S + 9_000)},
+        **{"representative-claim": "seven_day_opus"},
+    )
+    wait = stated(headers=headers, provider="anthropic")
+    assert (wait.scope, wait.window) == (WaitScope.MODEL, "seven_day_opus")
+    assert wait.deadline_ms == NOW + 900_000
+
+
+def test_a_limited_call_on_a_healthy_subscription_is_a_rate_limit():
+    headers = {"retry-after": "30"} | unified(
+        status="allowed", **{"5h-status": "allowed", "5h-reset": str(NOW_S + 9_000)}
+    )
+    wait = stated(headers=headers, provider="anthropic")
+    assert (wait.kind, wait.deadline_ms) == (WaitKind.RATE_LIMITED, NOW + 30_000)
+
+
+def test_an_epoch_that_is_plainly_a_delta_is_not_read_as_past():
+    headers = unified(status="rejected", reset="3600")
+    wait = stated(headers=headers, provider="anthropic")
+    assert (wait.kind, wait.ends) == (WaitKind.QUOTA_EXHAUSTED, WaitEnds.UNKNOWN)
+
+
+def anthropic_error(kind: str, message: str) -> str:
+    return json.dumps({"type": "error", "error": {"type": kind, "message": message}})
+
+
+def test_exhausted_credit_is_a_quota_whatever_its_status():
+    body = anthropic_error(
+        "invalid_request_error", "Your credit balance is too low to access the Anthropic API."
+    )
+    wait = stated(status=400, body=body, provider="anthropic")
+    assert (wait.kind, wait.scope) == (WaitKind.QUOTA_EXHAUSTED, WaitScope.ACCOUNT)
+    assert (wait.ends, "credit balance" in wait.raw) == (WaitEnds.UNKNOWN, True)
+
+
+def test_a_spending_limit_states_when_access_comes_back():
+    body = anthropic_error(
+        "invalid_request_error",
+        "You have reached your specified API usage limits. "
+        "You will regain access on 2026-11-01 at 00:00 UTC.",
+    )
+    wait = stated(status=400, body=body, provider="anthropic")
+    assert (wait.kind, wait.scope) == (WaitKind.QUOTA_EXHAUSTED, WaitScope.ACCOUNT)
+    assert wait.deadline_ms == 1_793_491_200_000
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 413])
+def test_a_terminal_error_that_states_nothing_is_none(status: int):
+    body = anthropic_error("invalid_request_error", "messages: too few")
+    assert read(status=status, body=body, provider="anthropic") is None
+
+
+def test_a_limit_within_a_stream_counts_the_windows_of_its_head():
+    headers = {
+        "anthropic-ratelimit-input-tokens-remaining": "0",
+        "anthropic-ratelimit-input-tokens-reset": "2026-10-07T12:00:40Z",
+    }
+    body = anthropic_error("rate_limit_error", "slow down")
+    wait = stated(status=200, headers=headers, body=body, provider="anthropic", transport="sse")
+    assert (wait.kind, wait.scope) == (WaitKind.RATE_LIMITED, WaitScope.MODEL)
+    assert (wait.deadline_ms, wait.window) == (NOW + 40_000, "input-tokens")
+
+
+def test_a_stream_that_only_quotes_an_error_is_not_limited():
+    said = {"type": "content_block_delta", "delta": {"text": "rate_limit_error"}}
+    body = f"event: content_block_delta\ndata: {json.dumps(said)}\n\n"
+    assert read(status=200, body=body, provider="anthropic", transport="sse") is None
+
+
+@pytest.mark.parametrize("provider", [None, "someone else"])
+def test_anthropic_is_recognised_where_nobody_named_it(provider: str | None):
+    body = anthropic_error("overloaded_error", "Overloaded")
+    wait = stated(status=200, body=body, provider=provider, transport="sse")
+    assert wait.kind is WaitKind.OVERLOADED
+
+
+# What follows makes responses up. Hypothesis prints what falsifies, and replays it.
+
+TEXTS = st.one_of(
+    st.text(max_size=40),
+    st.sampled_from(["0", "rejected", "five_hour", "1e999", "-5", "nan", str(NOW_S + 60)]),
+    st.integers(0, 10**18).map(str),
+    st.datetimes().map(lambda moment: moment.isoformat() + "Z"),
+)
+NAMES = st.one_of(
+    st.text(max_size=30),
+    st.sampled_from(
+        [
+            "retry-after",
+            "retry-after-ms",
+            "ratelimit",
+            "ratelimit-remaining",
+            "ratelimit-reset",
+            "x-ratelimit-remaining",
+            "x-ratelimit-reset",
+            "anthropic-ratelimit-",
+            "anthropic-ratelimit-tokens-remaining",
+            "anthropic-ratelimit-tokens-reset",
+            *(
+                UNIFIED + name
+                for name in (
+                    "status",
+                    "reset",
+                    "-reset",
+                    "5h-reset",
+                    "5h-utilization",
+                    "overage-reset",
+                    "representative-claim",
+                )
+            ),
+        ]
+    ),
+)
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), TEXTS),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.sampled_from(["error", "type", "message", "x"]), inner, max_size=3),
+    ),
+    max_leaves=10,
+)
+ANYTHING = st.one_of(JSON, st.binary(max_size=40), st.tuples(TEXTS, TEXTS))
+HEADERS = st.one_of(
+    ANYTHING,
+    st.dictionaries(NAMES, st.one_of(TEXTS, st.lists(TEXTS, max_size=3), ANYTHING), max_size=6),
+    st.lists(st.one_of(st.tuples(NAMES, TEXTS), ANYTHING), max_size=6),
+)
+BODIES = st.one_of(ANYTHING, JSON.map(json.dumps), JSON.map(lambda v: f"data: {json.dumps(v)}\n\n"))
+
+
+@given(
+    status=st.one_of(st.sampled_from([200, 400, 429, 503, 529]), ANYTHING),
+    headers=HEADERS,
+    body=BODIES,
+    received_at=st.one_of(st.floats(), st.integers(), st.just(NOW_S), ANYTHING),
+    provider=st.one_of(st.sampled_from([None, "anthropic", "generic"]), ANYTHING),
+    transport=st.one_of(st.sampled_from(["http", "sse", "text"]), ANYTHING),
+)
+def test_no_response_raises_and_every_answer_is_well_formed(**parts: Any):
+    wait = read_stated_wait(**parts)
+    if wait is None:
+        return
+    assert (wait.ends is WaitEnds.UNTIL) == (wait.deadline_ms is not None)
+    assert wait.deadline_ms is None or 0 <= wait.deadline_ms <= INSTANT_MS_MAX
+    assert len(wait.raw) <= REASON_CHARS_MAX
+    assert wait.raw == "" or wait.raw.isprintable()
+    assert wait.window is None or wait.window.isprintable()
+
+
+@given(
+    waits=st.lists(st.integers(0, 10**9), min_size=1, max_size=4),
+    provider=st.sampled_from(["anthropic", "generic"]),
+)
+def test_the_longest_of_several_statements_binds(waits: list[int], provider: str):
+    headers = [("retry-after", str(wait)) for wait in waits]
+    headers += [("retry-after-ms", str(wait * 500)) for wait in waits]
+    wait = stated(headers=headers, provider=provider)
+    if max(waits) == 0:
+        assert wait.ends is WaitEnds.ALREADY_OVER
+    else:
+        assert wait.deadline_ms == NOW + max(waits) * 1_000
+
+
+@given(st.binary(max_size=200))
+def test_a_body_of_any_bytes_is_read(body: bytes):
+    assert stated(body=body).ends is WaitEnds.UNKNOWN
+
+
+def test_a_body_nested_past_the_stack_is_read():
+    assert stated(body="[" * 200_000).ends is WaitEnds.UNKNOWN
+    assert stated(body='{"error":' * 50_000).ends is WaitEnds.UNKNOWN
