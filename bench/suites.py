@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from .accepting import accepts, admission, saturated
 from .asking import ask_from_host, ask_from_trio
 from .crowd import crash_to_reply, crowd, spawn
 from .measure import Result, Scale
+from .opening import opening
 from .telling import tell_from_host, tell_from_trio
 
 
@@ -26,4 +28,13 @@ SUITES = (
     Suite("spawn", ("spawn", "memory"), spawn),
     Suite("crash", ("crash",), crash_to_reply),
     Suite("crowd", ("crowd",), crowd, 240.0),
+    Suite(
+        "accepts",
+        ("accepts-1", "accepts-16", "accepts-256", "accepts-4096", "stall", "accept-cpu"),
+        accepts,
+        300.0,
+    ),
+    Suite("saturated", ("accepts-saturated", "starvation"), saturated, 300.0),
+    Suite("admission", ("admission",), admission),
+    Suite("open", ("open",), opening, 300.0),
 )
