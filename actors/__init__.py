@@ -26,8 +26,10 @@ from .domain.tools import Tool, ToolContext, tool_context
 from .domain.transcript import TranscriptMessage
 from .domain.wait_book import ProviderWait
 from .domain.waits import ReleaseReceipt
+from .handle import AgentHandle
 from .hosted import HostedAgent, HostedRuntime
-from .runtime import AgentHandle, AgentStatus, Runtime, RuntimeStatus, open_runtime
+from .runtime import Runtime, open_runtime
+from .status import AgentStatus, RuntimeStatus
 
 __all__ = [
     "LATER",

@@ -23,7 +23,9 @@ from .domain.spec import AgentSpec
 from .domain.transcript import TranscriptMessage
 from .domain.wait_book import ProviderWait
 from .domain.waits import ReleaseReceipt
-from .runtime import AgentHandle, Runtime, RuntimeStatus, open_runtime
+from .handle import AgentHandle
+from .runtime import Runtime, open_runtime
+from .status import RuntimeStatus
 
 
 class HostedRuntime:

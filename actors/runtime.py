@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import trio
 
@@ -26,85 +26,33 @@ from abeyance.storage.store import Committed, Guard, Put, Refused, Request
 from abeyance.storage.tables.agents import Agent as AgentRecord
 
 from .core import ActorSystem, AskTable, ChildSpec, Supervisor, SupervisorSpec, TrioActorRef
-from .core.asks import chain
 from .core.clock import Clock, SystemClock
-from .core.errors import AskCycleError
-from .domain.agent import Agent, AgentView, StopTurns, WaitIdle
+from .domain.agent import Agent, AgentView, StopTurns
 from .domain.alarm import Alarm
 from .domain.asks import ASKS
 from .domain.errors import (
     AgentExistsError,
     AgentOwnedElsewhereError,
-    InvalidMessageError,
     RuntimeClosedError,
     UnknownAgentError,
 )
 from .domain.gate import Gate
-from .domain.ingress import (
-    Content,
-    body_crc,
-    check_name,
-    clean_text,
-    encode_body,
-    identity,
-    new_message_id,
-    read_blocks,
-)
+from .domain.ingress import check_name, clean_text
 from .domain.journal import Journal
+from .domain.rings import WaitRings
 from .domain.slot import Slot, SlotView
-from .domain.slot_messages import Accept, Receipt
 from .domain.spec import AgentSpec, check_spec
 from .domain.tools import ToolRunner
-from .domain.transcript import TranscriptMessage, read_transcript
 from .domain.turn import TurnSeams, TurnSettings
 from .domain.wait_book import Deferral, ProviderWait, WaitBook
 from .domain.waits import Ledger, ReleaseReceipt, ReleaseWaits
+from .handle import AgentHandle
 from .ops.control import serve_control
+from .status import AgentStatus, HeldStatus, RuntimeStatus
 
 STOP_DEADLINE_S: Final = 30.0
 """How long a graceful end may take before what is left is cut off; what is durable stays."""
 REQUESTER_CHARS_MAX: Final = 200
-
-
-@dataclass(frozen=True, slots=True)
-class HeldStatus:
-    """What a held turn is held by."""
-
-    model: str
-    cause: Literal["wait", "unreadable", "quota"]
-    deadline_ms: int | None
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class AgentStatus:
-    """One agent as it stands now."""
-
-    name: str
-    state: Literal["idle", "starting", "running", "held", "stopping", "parked"]
-    model: str
-    turn: int | None
-    round: int
-    attempts: int
-    held: HeldStatus | None
-    inbox: int
-    wakes: int
-
-
-@dataclass(frozen=True, slots=True)
-class RuntimeStatus:
-    """A snapshot of a runtime."""
-
-    directory: str
-    store_id: str
-    pid: int
-    host: str
-    started_ms: int
-    now_ms: int
-    agents: tuple[AgentStatus, ...]
-    waits: tuple[ProviderWait, ...]
-    dead_letters: int
-    quarantine: int
 
 
 @dataclass(slots=True)
@@ -118,112 +66,6 @@ class _Member:
     agent: TrioActorRef[Agent]
     agent_view: AgentView
     group: Supervisor
-
-
-class AgentHandle:
-    """What a host holds of one agent. Cheap; outlives the agent's crashes."""
-
-    def __init__(self, runtime: Runtime, name: str) -> None:
-        self._runtime = runtime
-        self.name = name
-
-    async def send(
-        self,
-        content: Content,
-        author: str = "user",
-        *,
-        id: str | None = None,  # noqa: A002 - the word hosts use.
-        wake: bool = True,
-        channel: str | None = None,
-    ) -> Receipt:
-        """Accept a message durably, with its wake.
-
-        A checkpoint. Cancelled: the message may have been accepted; send it again under the same
-        `id` to make sure.
-        Durable: on return.
-
-        Args:
-            content: Text, a block, or blocks; at most 16 MiB. Tool blocks belong to turns.
-            author: Who says it. Named as the agent itself, it is stored as the agent's words, is
-                never injected into a live turn, and wakes nobody.
-            id: At most 128 bytes. The same id with the same content is the same message.
-            wake: Whether it asks for a turn.
-            channel: Where an answer belongs.
-        Returns:
-            A receipt; its `seq` is the message's number in this slot, for ever.
-        Raises:
-            InvalidMessageError, InvalidNameError: Names the field; nothing was stored.
-            MessageConflictError: The id is used for other content; nothing was stored.
-            InboxFullError: The slot's inbox is at its bound; the message is handed back.
-            NotStoredError: The commit failed; nothing of it is stored.
-            OwnershipLostError: Another process took the slot over; nothing was stored.
-            RuntimeClosedError: The runtime has ended; nothing was stored.
-        """
-        runtime = self._runtime
-        member = runtime._member(self.name)
-        accept = self._read(content, author, id, wake, channel)
-        receipt: Receipt = await member.slot.ask(accept)
-        return receipt
-
-    def _read(
-        self, content: Content, author: str, id_: str | None, wake: bool, channel: str | None
-    ) -> Accept:
-        check_name(author, "author")
-        if id_ is not None:
-            check_name(id_, "id", reserved=False)
-        if channel is not None:
-            check_name(channel, "channel", reserved=False)
-        if not isinstance(wake, bool):
-            raise InvalidMessageError("wake", f"must be True or False, not {type(wake).__name__}")
-        blocks = read_blocks(content)
-        for position, block in enumerate(blocks):
-            if type(block).__name__ != "TextBlock":
-                kind = type(block).__struct_config__.tag
-                raise InvalidMessageError(
-                    f"message[{position}].type", f"a sent message holds text, not {kind!r} blocks"
-                )
-        body = encode_body(blocks)
-        now_ms = self._runtime.clock.now_ms()
-        own = identity(author) == identity(self.name)
-        return Accept(
-            message=id_ if id_ is not None else new_message_id(now_ms),
-            body=body,
-            body_crc=body_crc(body),
-            author=author,
-            agent=self.name,
-            channel=channel,
-            wake=wake and not own,
-            own=own,
-            at_ms=now_ms,
-            known=id_ is not None,
-        )
-
-    async def wait_idle(self) -> None:
-        """Wait until no turn lives and nothing is to do but what is held.
-
-        A checkpoint. Cancelled: nothing happens.
-
-        Raises:
-            AskCycleError: Called from a tool whose own agent that agent waits for.
-            RuntimeClosedError: The runtime has ended.
-        """
-        member = self._runtime._member(self.name)
-        with self._runtime._waiting(self.name):
-            await member.agent.ask(WaitIdle())
-
-    async def transcript(
-        self, *, after: int | None = None, limit: int | None = None
-    ) -> AsyncIterator[TranscriptMessage]:
-        """Yield the slot's messages, oldest first, behind a place and up to a number of them.
-
-        A checkpoint a page. Each page is what was committed when it was read.
-        """
-        member = self._runtime._member(self.name)
-        store = self._runtime._store
-        async for message in read_transcript(
-            store, member.slot_name, after=after or 0, limit=limit
-        ):
-            yield message
 
 
 class Runtime:
@@ -246,7 +88,7 @@ class Runtime:
         self._started_ms = clock.now_ms()
         self._members: dict[str, _Member] = {}
         self._adding: set[str] = set()
-        self._waits_for: dict[str, list[str]] = {}
+        self._rings = WaitRings()
         self._waits = WaitBook(store, clock)
         self._closed = False
         self._lost: Exception | None = None
@@ -514,50 +356,6 @@ class Runtime:
                 agent=name,
             )
         return member
-
-    def _waiting(self, target: str) -> _Waiting:
-        return _Waiting(self._waits_for, target)
-
-
-class _Waiting:
-    """Who waits for whom by way of tools, so that a ring is refused before anybody waits in it."""
-
-    def __init__(self, waits_for: dict[str, list[str]], target: str) -> None:
-        self._waits_for = waits_for
-        self._target = target
-        self._source = next(
-            (key.removeprefix("agent:") for key in reversed(chain()) if key.startswith("agent:")),
-            None,
-        )
-
-    def __enter__(self) -> None:
-        if self._source is None:
-            return
-        ring = self._ring()
-        if ring is not None:
-            raise AskCycleError(
-                f"{' -> '.join(ring)}: this wait could never end; nothing was sent; "
-                "send a message instead and let the turn end",
-                ring=ring,
-                message=WaitIdle(),
-            )
-        self._waits_for.setdefault(self._source, []).append(self._target)
-
-    def __exit__(self, *exc: object) -> None:
-        if self._source is not None:
-            self._waits_for[self._source].remove(self._target)
-
-    def _ring(self) -> tuple[str, ...] | None:
-        paths = [(self._source or "", self._target)]
-        seen: set[str] = set()
-        while paths:
-            path = paths.pop()
-            if path[-1] == self._source:
-                return path
-            if path[-1] not in seen:
-                seen.add(path[-1])
-                paths += [(*path, name) for name in self._waits_for.get(path[-1], ())]
-        return None
 
 
 def _held(held: Deferral) -> HeldStatus:

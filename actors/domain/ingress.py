@@ -9,12 +9,13 @@ import itertools
 import secrets
 import unicodedata
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from abeyance.storage import codec
+from abeyance.storage.errors import InvalidRecordError
 from abeyance.storage.store import Value
 from abeyance.storage.tables.blocks import Block, Blocks, TextBlock
 from abeyance.storage.tables.fields import NAME_BYTES_MAX
@@ -22,7 +23,7 @@ from abeyance.storage.tables.slots import Body
 
 from .errors import InvalidInputError, InvalidMessageError, InvalidNameError
 
-Content: TypeAlias = str | Block | Mapping[str, Any] | Iterable[Block | Mapping[str, Any]]
+Content: TypeAlias = str | Block | Mapping[str, Any] | Sequence[Block | Mapping[str, Any]]
 """What `send` takes: text, a block, or blocks (as structs or as plain mappings)."""
 
 RESERVED_NAMES: Final = frozenset({"*", "framework"})
@@ -71,14 +72,7 @@ def read_blocks(content: Content, field: str = "message") -> tuple[Block, ...]:
     Raises:
         InvalidMessageError: Names the block and field that do not fit, at any depth.
     """
-    if isinstance(content, str):
-        items: list[Any] = [TextBlock(text=content)]
-    elif isinstance(content, (Mapping, msgspec.Struct)):
-        items = [content]
-    elif isinstance(content, Iterable) and not isinstance(content, (bytes, bytearray)):
-        items = list(content)
-    else:
-        raise InvalidMessageError(field, f"must be text or blocks, not {type(content).__name__}")
+    items = _items(content, field)
     try:
         plain = [msgspec.to_builtins(item, builtin_types=(bytes,)) for item in items]
         blocks: tuple[Block, ...] = msgspec.convert(plain, Blocks, strict=True)
@@ -87,6 +81,16 @@ def read_blocks(content: Content, field: str = "message") -> tuple[Block, ...]:
     except (TypeError, RecursionError, OverflowError) as problem:
         raise InvalidMessageError(field, str(problem)) from None
     return blocks
+
+
+def _items(content: object, field: str) -> list[Any]:
+    if isinstance(content, str):
+        return [TextBlock(text=content)]
+    if isinstance(content, (Mapping, msgspec.Struct)):
+        return [content]
+    if isinstance(content, Sequence) and not isinstance(content, (bytes, bytearray)):
+        return list(content)
+    raise InvalidMessageError(field, f"must be text or blocks, not {type(content).__name__}")
 
 
 def _path(field: str, text: str) -> str:
@@ -108,7 +112,7 @@ def encode_body(blocks: tuple[Block, ...], field: str = "message") -> Value:
     """
     try:
         value = codec.encode(Body(blocks=blocks))
-    except (ValueError, codec.InvalidRecordError) as problem:
+    except (ValueError, InvalidRecordError) as problem:
         raise InvalidMessageError(field, str(problem)) from None
     if len(value.body) > MESSAGE_BYTES_MAX:
         raise InvalidMessageError(

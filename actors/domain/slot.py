@@ -97,7 +97,7 @@ class Slot(TrioActor):
     def make_kept(cls) -> SlotKept:
         return SlotKept()
 
-    async def on_start(self) -> None:
+    async def on_start(self) -> None:  # type: ignore[override]
         # What a predecessor handed over is in, or refused, before this one reads.
         await self._journal.ask(Request())
         self._reborn = self.incarnation > 1

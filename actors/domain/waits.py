@@ -117,7 +117,7 @@ class Ledger(TrioActor):
     def make_kept(cls) -> LedgerKept:
         return LedgerKept()
 
-    async def on_start(self) -> None:
+    async def on_start(self) -> None:  # type: ignore[override]
         # What a predecessor handed over is in, or refused, before this one reads.
         await self._journal.ask(Request())
         self._offer_pending()

@@ -1,0 +1,129 @@
+"""What a host holds of one agent: the door its messages come in by."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from .domain.agent import WaitIdle
+from .domain.errors import InvalidMessageError
+from .domain.ingress import (
+    Content,
+    body_crc,
+    check_name,
+    encode_body,
+    identity,
+    new_message_id,
+    read_blocks,
+)
+from .domain.slot_messages import Accept, Receipt
+from .domain.transcript import TranscriptMessage, read_transcript
+
+if TYPE_CHECKING:
+    from .runtime import Runtime
+
+
+class AgentHandle:
+    """What a host holds of one agent. Cheap; outlives the agent's crashes."""
+
+    def __init__(self, runtime: Runtime, name: str) -> None:
+        self._runtime = runtime
+        self.name = name
+
+    async def send(
+        self,
+        content: Content,
+        author: str = "user",
+        *,
+        id: str | None = None,  # noqa: A002 - the word hosts use.
+        wake: bool = True,
+        channel: str | None = None,
+    ) -> Receipt:
+        """Accept a message durably, with its wake.
+
+        A checkpoint. Cancelled: the message may have been accepted; send it again under the same
+        `id` to make sure.
+        Durable: on return.
+
+        Args:
+            content: Text, a block, or blocks; at most 16 MiB. Tool blocks belong to turns.
+            author: Who says it. Named as the agent itself, it is stored as the agent's words, is
+                never injected into a live turn, and wakes nobody.
+            id: At most 128 bytes. The same id with the same content is the same message.
+            wake: Whether it asks for a turn.
+            channel: Where an answer belongs.
+        Returns:
+            A receipt; its `seq` is the message's number in this slot, for ever.
+        Raises:
+            InvalidMessageError, InvalidNameError: Names the field; nothing was stored.
+            MessageConflictError: The id is used for other content; nothing was stored.
+            InboxFullError: The slot's inbox is at its bound; the message is handed back.
+            NotStoredError: The commit failed; nothing of it is stored.
+            OwnershipLostError: Another process took the slot over; nothing was stored.
+            RuntimeClosedError: The runtime has ended; nothing was stored.
+        """
+        runtime = self._runtime
+        member = runtime._member(self.name)
+        accept = self._read(content, author, id, wake, channel)
+        receipt: Receipt = await member.slot.ask(accept)
+        return receipt
+
+    def _read(
+        self, content: Content, author: str, id_: str | None, wake: bool, channel: str | None
+    ) -> Accept:
+        check_name(author, "author")
+        if id_ is not None:
+            check_name(id_, "id", reserved=False)
+        if channel is not None:
+            check_name(channel, "channel", reserved=False)
+        if not isinstance(wake, bool):
+            raise InvalidMessageError("wake", f"must be True or False, not {type(wake).__name__}")
+        blocks = read_blocks(content)
+        for position, block in enumerate(blocks):
+            if type(block).__name__ != "TextBlock":
+                kind = type(block).__struct_config__.tag
+                raise InvalidMessageError(
+                    f"message[{position}].type", f"a sent message holds text, not {kind!r} blocks"
+                )
+        body = encode_body(blocks)
+        now_ms = self._runtime.clock.now_ms()
+        own = identity(author) == identity(self.name)
+        return Accept(
+            message=id_ if id_ is not None else new_message_id(now_ms),
+            body=body,
+            body_crc=body_crc(body),
+            author=author,
+            agent=self.name,
+            channel=channel,
+            wake=wake and not own,
+            own=own,
+            at_ms=now_ms,
+            known=id_ is not None,
+        )
+
+    async def wait_idle(self) -> None:
+        """Wait until no turn lives and nothing is to do but what is held.
+
+        A checkpoint. Cancelled: nothing happens.
+
+        Raises:
+            AskCycleError: Called from a tool whose own agent that agent waits for.
+            RuntimeClosedError: The runtime has ended.
+        """
+        member = self._runtime._member(self.name)
+        with self._runtime._rings.waiting(self.name):
+            await member.agent.ask(WaitIdle())
+
+    async def transcript(
+        self, *, after: int | None = None, limit: int | None = None
+    ) -> AsyncIterator[TranscriptMessage]:
+        """Yield the slot's messages, oldest first, behind a place and up to a number of them.
+
+        A checkpoint a page. Each page is what was committed when it was read.
+        """
+        member = self._runtime._member(self.name)
+        store = self._runtime._store
+        async for message in read_transcript(
+            store, member.slot_name, after=after or 0, limit=limit
+        ):
+            yield message

@@ -1,0 +1,49 @@
+"""What a runtime shows of itself: frozen snapshots, taken without asking any actor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .domain.wait_book import ProviderWait
+
+
+@dataclass(frozen=True, slots=True)
+class HeldStatus:
+    """What a held turn is held by."""
+
+    model: str
+    cause: Literal["wait", "unreadable", "quota"]
+    deadline_ms: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentStatus:
+    """One agent as it stands now."""
+
+    name: str
+    state: Literal["idle", "starting", "running", "held", "stopping", "parked"]
+    model: str
+    turn: int | None
+    round: int
+    attempts: int
+    held: HeldStatus | None
+    inbox: int
+    wakes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeStatus:
+    """A snapshot of a runtime."""
+
+    directory: str
+    store_id: str
+    pid: int
+    host: str
+    started_ms: int
+    now_ms: int
+    agents: tuple[AgentStatus, ...]
+    waits: tuple[ProviderWait, ...]
+    dead_letters: int
+    quarantine: int
