@@ -68,4 +68,4 @@ class SseDecoder:
             self._name = value
         elif field == "data":
             self._data.append(value)
-            self._chars += len(value)
+            self._chars += len(line) + 1  # An empty line of data takes memory too.
