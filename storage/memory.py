@@ -38,6 +38,7 @@ from .store import (
 )
 from .tables import TABLES
 from .tables.ownership import Process
+from .tables.ownership import Sequence as SequenceRow
 
 ETCD_LIMITS: Final = Limits(ops_max=128, payload_bytes_max=3 * 2**19)
 CHANGES_KEPT: Final = 10_000
@@ -308,9 +309,7 @@ class MemoryStore:
         durable = self._durable
         allotted: list[bytes] = []
         for table, value in request.appends:
-            number = durable.next.get(table, 1)
-            durable.next[table] = number + 1
-            key = encode_key((int,), (number,))
+            key = encode_key((int,), (self._allot(table),))
             durable.rows[table][key] = (1, value, b"")
             changed[table, key] = None
             allotted.append(key)
@@ -323,6 +322,14 @@ class MemoryStore:
             if durable.rows[table].pop(key, None) is not None:
                 changed[table, key] = None
         return tuple(decode_key(key) for key in allotted)
+
+    def _allot(self, table: str) -> int:
+        durable = self._durable
+        number = durable.next.get(table, 1)
+        durable.next[table] = number + 1
+        value = codec.encode(SequenceRow(next=number + 1))
+        durable.rows["sequences"][encode_key((str,), (table,))] = (number, value, b"")
+        return number
 
     def _prune(self) -> None:
         durable = self._durable
