@@ -20,12 +20,12 @@ from .core import (
     TrioActor,
     TrioFuture,
 )
+from .domain.protocol import ReleaseReceipt
 from .domain.slot_messages import Receipt
 from .domain.spec import AgentSpec
 from .domain.tools import Tool, ToolContext, tool_context
 from .domain.transcript import TranscriptMessage
 from .domain.wait_book import ProviderWait
-from .domain.waits import ReleaseReceipt
 from .handle import AgentHandle
 from .hosted import HostedAgent, HostedRuntime
 from .runtime import Runtime, open_runtime

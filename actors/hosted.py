@@ -18,11 +18,11 @@ from .core.clock import Clock, SystemClock
 from .domain.asks import ASKS
 from .domain.errors import RuntimeClosedError
 from .domain.ingress import Content
+from .domain.protocol import ReleaseReceipt
 from .domain.slot_messages import Receipt
 from .domain.spec import AgentSpec
 from .domain.transcript import TranscriptMessage
 from .domain.wait_book import ProviderWait
-from .domain.waits import ReleaseReceipt
 from .handle import AgentHandle
 from .runtime import Runtime, open_runtime
 from .status import RuntimeStatus

@@ -39,13 +39,14 @@ from .domain.errors import (
 from .domain.gate import Gate
 from .domain.ingress import check_name, clean_text
 from .domain.journal import Journal
+from .domain.protocol import ReleaseReceipt, ReleaseWaits
 from .domain.rings import WaitRings
 from .domain.slot import Slot, SlotView
 from .domain.spec import AgentSpec, check_spec
 from .domain.tools import ToolRunner
 from .domain.turn import TurnSeams, TurnSettings
 from .domain.wait_book import Deferral, ProviderWait, WaitBook
-from .domain.waits import Ledger, ReleaseReceipt, ReleaseWaits
+from .domain.waits import Ledger
 from .handle import AgentHandle
 from .ops.control import serve_control
 from .status import AgentStatus, HeldStatus, RuntimeStatus

@@ -23,12 +23,18 @@ import trio
 from abeyance.actors.core import LATER, Answer, Reply, TrioActor
 from abeyance.storage.tables.slots import Turn
 
-from .alarm import Due, ForgetInstant, WatchInstant
-from .gate import Peek, WatchHolder
+from .protocol import (
+    AttachToWaits,
+    Due,
+    ForgetInstant,
+    Peek,
+    WaitLifted,
+    WatchHolder,
+    WatchInstant,
+)
 from .slot_messages import AttachAgent, NothingToDo, ReadOpenTurn, StartTurn, TurnStart, Woken
 from .turn import TurnEnded, TurnHeld, TurnSeams, TurnSettings, TurnTask
-from .wait_book import Deferral
-from .waits import RECHECK_MS, AttachToWaits, WaitLifted
+from .wait_book import RECHECK_MS, Deferral
 
 Activity: TypeAlias = Literal["resting", "starting", "running", "held", "stopping"]
 

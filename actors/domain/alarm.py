@@ -11,34 +11,16 @@ Runs in: the loop thread. Registrations live in the cell.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final
 
 import trio
 
 from abeyance.actors.core import TrioActor
 from abeyance.actors.core.clock import Clock
 
+from .protocol import Due, ForgetInstant, WatchInstant
+
 LOOK_EVERY_S: Final = 30.0
-
-
-class WatchInstant(NamedTuple):
-    """Tell: send `Due(key)` to `ref` once the instant has come; one registration a key."""
-
-    key: str
-    deadline_ms: int
-    ref: Any
-
-
-class ForgetInstant(NamedTuple):
-    """Tell: drop a registration."""
-
-    key: str
-
-
-class Due(NamedTuple):
-    """Told when an instant has come."""
-
-    key: str
 
 
 class AlarmKept:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from abeyance.actors.core.errors import AbeyanceError
+from abeyance.storage.store import NotStored
 
 
 class InvalidInputError(AbeyanceError, ValueError):
@@ -121,3 +122,13 @@ class RuntimeClosedError(AbeyanceError):
     """The runtime has ended. Nothing was done; open the store again."""
 
     code = "runtime_closed"
+
+
+def not_stored(outcome: NotStored) -> NotStoredError:
+    """The error that a sender raises for a request whose commit failed."""
+    error = NotStoredError(
+        f"the commit failed ({outcome.error}); nothing of it is stored, earlier commits stand; see "
+        "the cause, mend it, and send again"
+    )
+    error.__cause__ = outcome.error
+    return error

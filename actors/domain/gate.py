@@ -13,42 +13,12 @@ this actor still counts.
 from __future__ import annotations
 
 import itertools
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar
 
 from abeyance.actors.core import LATER, Answer, Ended, Reply, TrioActor
 from abeyance.actors.providers.port import Permit
 
-from .waits import CheckWait, RecordWait
-
-
-class Admit(NamedTuple):
-    """Ask: a permit for one call to this model. Answers a `Permit` or a `Deferral`."""
-
-    model: str
-    purpose: Literal["turn", "auxiliary"]
-
-
-class Peek(NamedTuple):
-    """Ask: would a call to this model be admitted now? Answers a `Deferral` or None."""
-
-    model: str
-
-
-class Settle(NamedTuple):
-    """Ask: return a permit with the call's outcome.
-
-    `states` is a (deadline_ms or None, reason) to record, or None. Answers a `WaitReceipt` or None.
-    """
-
-    permit: Permit
-    outcome: Literal["succeeded", "failed", "unknown"]
-    states: tuple[int | None, str] | None = None
-
-
-class WatchHolder(NamedTuple):
-    """Tell: whose death returns the permits that are out."""
-
-    ref: Any
+from .protocol import Admit, CheckWait, Peek, RecordWait, Settle, WatchHolder
 
 
 class GateKept:

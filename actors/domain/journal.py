@@ -33,7 +33,8 @@ from abeyance.storage.store import (
     Store,
 )
 
-from .errors import NotStoredError
+from .errors import not_stored
+from .protocol import Requests
 
 BATCH_REQUESTS_MAX: Final = 256
 SETTLE_SLICE: Final = 64
@@ -47,11 +48,15 @@ _BEHIND: Final = Refused(behind=True)
 
 
 class _Entry:
-    __slots__ = ("reply", "request")
+    """What one message asked for, and who waits for it."""
 
-    def __init__(self, request: Request, reply: Reply) -> None:
-        self.request = request
+    __slots__ = ("message", "outcomes", "reply", "requests")
+
+    def __init__(self, message: Request | Requests, reply: Reply) -> None:
+        self.message = message
+        self.requests = message if isinstance(message, Requests) else (message,)
         self.reply = reply
+        self.outcomes: list[Outcome] = []
 
 
 class JournalKept:
@@ -61,7 +66,7 @@ class JournalKept:
         self.queue: deque[_Entry] = deque()
         self.out: list[_Entry] | None = None
         self.outcomes: Sequence[Outcome] | None = None
-        self.settling: deque[tuple[_Entry, Outcome]] = deque()
+        self.settling: deque[_Entry] = deque()
         self.service: str | None = None
         self.arrived = trio.Event()
         self.answered = trio.Event()
@@ -72,7 +77,8 @@ class JournalKept:
 
 
 class Journal(TrioActor):
-    """Accepts `Request`s (asks); answers `Committed` or `Refused`, or raises `NotStoredError`."""
+    """Asked a `Request`, it answers `Committed` or `Refused`, or raises `NotStoredError`; asked
+    `Requests`, it answers an outcome each."""
 
     role: ClassVar[str] = "journal"
     mailbox_capacity: ClassVar[int] = 1_000_000
@@ -119,13 +125,17 @@ class Journal(TrioActor):
 
     def _seal(self) -> None:
         kept = self.kept
-        batch: list[_Entry] = []
-        while kept.queue and len(batch) < BATCH_REQUESTS_MAX:
+        batch, size = list[_Entry](), 0
+        while kept.queue and (
+            not batch or size + len(kept.queue[0].requests) <= BATCH_REQUESTS_MAX
+        ):
             entry = kept.queue.popleft()
-            if self._is_behind(entry.request):
-                self._answer(entry, _BEHIND)
+            if all(map(self._is_behind, entry.requests)):
+                entry.outcomes = [_BEHIND] * len(entry.requests)
+                self._answer(entry)
             else:
                 batch.append(entry)
+                size += len(entry.requests)
         if not kept.queue:
             kept.arrived = trio.Event()
         if not batch:
@@ -142,12 +152,12 @@ class Journal(TrioActor):
 
         kept.out = batch
         kept.batches += 1
-        kept.requests += len(batch)
+        kept.requests += size
         try:
-            self._store.submit([entry.request for entry in batch], done)
+            self._store.submit([request for entry in batch for request in entry.requests], done)
         except StorageError as error:
             # Nothing of the batch was taken: a closed store, or a request that is not one.
-            kept.outcomes = [NotStored(error)] * len(batch)
+            kept.outcomes = [NotStored(error)] * size
             kept.answered.set()
 
     async def _outcomes(self) -> Sequence[Outcome]:
@@ -170,38 +180,42 @@ class Journal(TrioActor):
         assert kept.out is not None
         # Refusals are noted for the whole batch before anybody is woken, so that what a woken
         # sender's siblings sent meanwhile is judged against them.
-        for entry, outcome in zip(kept.out, outcomes, strict=True):
-            chain = entry.request.chain
-            if chain is not None and not isinstance(outcome, Committed):
-                known = kept.refused.get(chain.sender, -1)
-                kept.refused[chain.sender] = max(known, chain.epoch)
-            kept.settling.append((entry, outcome))
+        rest = iter(outcomes)
+        for entry in kept.out:
+            entry.outcomes = [next(rest) for _ in entry.requests]
+            for request, outcome in zip(entry.requests, entry.outcomes, strict=True):
+                if request.chain is not None and not isinstance(outcome, Committed):
+                    sender, epoch = request.chain
+                    kept.refused[sender] = max(kept.refused.get(sender, -1), epoch)
+        kept.settling.extend(kept.out)
         kept.out = kept.outcomes = None
 
     async def _settle(self) -> None:
         settling = self.kept.settling
         settled = 0
         while settling:
-            self._answer(*settling.popleft())
-            settled += 1
-            if settled % SETTLE_SLICE == 0:
+            entry = settling.popleft()
+            self._answer(entry)
+            settled += len(entry.requests)
+            if settled >= SETTLE_SLICE:
+                settled = 0
                 await trio.lowlevel.checkpoint()
 
     def _is_behind(self, request: Request) -> bool:
         chain = request.chain
         return chain is not None and chain.epoch <= self.kept.refused.get(chain.sender, -1)
 
-    def _answer(self, entry: _Entry, outcome: Outcome) -> None:
-        self.kept.known.discard(id(entry.request))
-        if isinstance(outcome, NotStored):
-            error = NotStoredError(
-                f"the commit failed ({outcome.error}); nothing of it is stored, earlier commits "
-                "stand; see the cause, mend it, and send again"
-            )
-            error.__cause__ = outcome.error
-            entry.reply.set_exception(error)
-            if isinstance(outcome.error, StoreLostError):
+    def _answer(self, entry: _Entry) -> None:
+        self.kept.known.discard(id(entry.message))
+        for outcome in entry.outcomes:
+            if isinstance(outcome, NotStored) and isinstance(outcome.error, StoreLostError):
                 self._on_lost(outcome.error)
+        if isinstance(entry.message, Requests):
+            entry.reply.set(tuple(entry.outcomes))
+            return
+        outcome = entry.outcomes[0]
+        if isinstance(outcome, NotStored):
+            entry.reply.set_exception(not_stored(outcome))
         else:
             entry.reply.set(outcome)
 

@@ -18,13 +18,24 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
+
+import trio
 
 from abeyance.actors.core import LATER, Answer, Reply, TrioActor
-from abeyance.storage.store import Chain, Committed, Refused, Request, Store
+from abeyance.storage.store import (
+    Chain,
+    Committed,
+    NotStored,
+    Outcome,
+    Refused,
+    Request,
+    Store,
+)
 from abeyance.storage.tables.slots import MessageId
 
-from .errors import MessageConflictError, OwnershipLostError
+from .errors import MessageConflictError, OwnershipLostError, not_stored
+from .protocol import Requests
 from .slot_book import SlotBook
 from .slot_messages import (
     Accept,
@@ -40,6 +51,9 @@ from .slot_messages import (
 )
 from .slot_rows import read_boundary, read_owner, read_placed
 from .slot_turns import has_done, plan_boundary, plan_end, plan_hold, plan_round, plan_start
+
+HAND_OVER_MAX: Final = 128
+"""Requests handed to the journal in one message."""
 
 
 class _Act:
@@ -89,6 +103,8 @@ class Slot(TrioActor):
         self._starts: deque[_Act] = deque()
         self._ids: dict[str, _Act] = {}
         self._told: set[str] = set()
+        self._planned: list[tuple[Request, _Act | None]] = []
+        self._has_planned = trio.Event()
         self._lost: OwnershipLostError | None = None
         self._reborn = False
         self._book: SlotBook
@@ -102,6 +118,7 @@ class Slot(TrioActor):
         await self._journal.ask(Request())
         self._reborn = self.incarnation > 1
         self._read_book()
+        self.spawn(self._hand_over, name=f"{self._slot}: hand over")
         self._send_all(None, self._book.drain_idle(self._chain))
 
     def _read_book(self) -> None:
@@ -222,39 +239,53 @@ class Slot(TrioActor):
                 act.reply.set(act.answer)
                 return
             self._acts.append(act)
-        for request in requests:
-            self.ask(self._journal, request, tag=(self._chain.epoch, act))
+        self._planned += [(request, act) for request in requests]
+        if requests:
+            self._has_planned.set()
         if not self._book.is_leased and self._starts:
             self._plan(self._starts.popleft())
+
+    async def _hand_over(self) -> None:
+        """Hand what was planned to the journal: all that one drain of the mailbox planned."""
+        while True:
+            await self._has_planned.wait()
+            self._has_planned = trio.Event()
+            planned, self._planned = self._planned, []
+            for at in range(0, len(planned), HAND_OVER_MAX):
+                part = planned[at : at + HAND_OVER_MAX]
+                acts = [act for _, act in part]
+                requests = Requests(request for request, _ in part)
+                self.ask(self._journal, requests, tag=(self._chain.epoch, acts))
 
     # -- outcomes ----------------------------------------------------------------------------
 
     def on_answer(self, answer: Answer) -> None:
-        epoch, act = answer.tag
-        if epoch != self._chain.epoch:
-            # Planned on a state that is no more; its act was planned again already.
-            return
-        if answer.error is not None or isinstance(answer.value, Refused):
-            self._plan_anew(act, answer)
-            return
-        assert isinstance(answer.value, Committed)
-        if act is None:
-            return
-        act.out -= 1
-        if act.out == 0:
-            self._acts.popleft()
-            self._committed(act)
+        epoch, acts = answer.tag
+        outcomes: tuple[Outcome, ...] = answer.unwrap()
+        for act, outcome in zip(acts, outcomes, strict=True):
+            if epoch != self._chain.epoch:
+                # Planned on a state that is no more; its act was planned again already.
+                return
+            if not isinstance(outcome, Committed):
+                self._plan_anew(act, outcome)
+            elif act is not None:
+                act.out -= 1
+                if act.out == 0:
+                    self._acts.popleft()
+                    self._committed(act)
 
-    def _plan_anew(self, failed: _Act | None, answer: Answer) -> None:
+    def _plan_anew(self, failed: _Act | None, outcome: Refused | NotStored) -> None:
+        """Read the book again, and plan every act that is not answered again, in order."""
         acts, self._acts = self._acts, deque()
         starts, self._starts = self._starts, deque()
+        self._planned = []
         self._read_book()
         for act in (*acts, *starts):
             if self._lost is not None:
                 act.reply.set_exception(self._lost)
-            elif act is failed and answer.error is not None:
+            elif act is failed and isinstance(outcome, NotStored):
                 self._ids.pop(getattr(act.message, "message", ""), None)
-                act.reply.set_exception(answer.error)
+                act.reply.set_exception(not_stored(outcome))
             elif act is failed and isinstance(act.message, Accept) and self._answer_known(act):
                 continue
             else:

@@ -107,7 +107,7 @@ class SlotBook:
         for key, _ in read_rows(self.store, "bodies", (slot,), reverse=True, limit=1):
             # Whatever has an entry number has a body, written in the same commit.
             entry_next = max(entry_next, int(key[-1]) + 1)
-        self._lease.record = replace(lease, entry_next=entry_next, seq_next=seq_next)
+        self._entry_next, self._seq_next = entry_next, seq_next
 
     def _settle_ranges(self) -> None:
         """What the last request carried, and the sendable rows behind it (I4)."""
@@ -294,14 +294,17 @@ class SlotBook:
     # -- parts of a request ------------------------------------------------------------------
 
     def take_entry(self) -> int:
-        number = self.lease.entry_next
-        self._lease.record = replace(self.lease, entry_next=number + 1)
-        return number
+        self._entry_next += 1
+        return self._entry_next - 1
 
     def _take_seq(self) -> int:
-        number = self.lease.seq_next
-        self._lease.record = replace(self.lease, seq_next=number + 1)
-        return number
+        self._seq_next += 1
+        return self._seq_next - 1
+
+    @property
+    def seq_next(self) -> int:
+        """The place that the next row of the slot takes."""
+        return self._seq_next
 
     def write_lease(self, draft: Draft, **changes: Any) -> None:
         """Write the lease with the draft, as it stands when the draft becomes a request."""
@@ -314,7 +317,8 @@ class SlotBook:
         if draft.writes_lease:
             key = (self.slot,)
             guards = (self.owner, Guard("leases", key, self._lease.counter))
-            draft.put_counted("leases", key, self._lease, self.lease)
+            lease = replace(self.lease, entry_next=self._entry_next, seq_next=self._seq_next)
+            draft.put_counted("leases", key, self._lease, lease)
         return Request(
             guards=guards,
             puts=tuple(draft.puts.values()),

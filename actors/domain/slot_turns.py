@@ -175,7 +175,7 @@ def plan_boundary(
             "read the slot again",
             turn=close.turn,
         )
-    draft, first = Draft(), book.lease.seq_next
+    draft, first = Draft(), book.seq_next
     _place_results(book, draft, close.agent, close.message, close.results, close.at_ms)
     moved = book.prefix(injectable=True) if inject else []
     wakes = book.wakes[close.agent]
@@ -188,7 +188,7 @@ def plan_boundary(
     draft.put_counted("turns", (close.agent, close.turn), turn, record)
     book.write_lease(draft, gap=None)
     _carry(book, draft, close.round + 1)
-    return book.request(draft, chain), (first, book.lease.seq_next - 1)
+    return book.request(draft, chain), (first, book.seq_next - 1)
 
 
 def plan_hold(book: SlotBook, hold: HoldTurn, chain: Chain) -> list[Request]:

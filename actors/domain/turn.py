@@ -35,8 +35,8 @@ from abeyance.storage.store import Store
 from abeyance.storage.tables.blocks import TextBlock, ToolResultBlock, ToolUseBlock
 from abeyance.storage.tables.slots import Held
 
-from .gate import Admit, Settle
 from .ingress import clean_text, new_message_id
+from .protocol import Admit, Settle
 from .render import render_all
 from .slot_messages import CloseGap, EndTurn, HoldTurn, RecordRound, TurnStart
 from .slot_rows import read_placed

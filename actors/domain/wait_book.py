@@ -20,6 +20,8 @@ from abeyance.storage.store import Store
 from abeyance.storage.tables.fields import REASON_CHARS_MAX
 from abeyance.storage.tables.waits import Wait, WaitReleased
 
+RECHECK_MS: Final = 30_000
+"""Unreadable rows are read again, and pending acts offered again, at most this often."""
 UNREADABLE_ACT: Final = "unreadable"
 
 

@@ -14,7 +14,7 @@ Runs in: the loop thread. Pending acts are in the book, which outlives a crash o
 from __future__ import annotations
 
 import itertools
-from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar
 
 from abeyance.actors.core import LATER, Answer, Reply, TrioActor
 from abeyance.actors.core.clock import Clock
@@ -23,69 +23,18 @@ from abeyance.storage.errors import UnreadableRecordError
 from abeyance.storage.store import Append, Committed, Guard, Put, Refused, Request, Store
 from abeyance.storage.tables.waits import LogLine, Wait, WaitReleased
 
-from .wait_book import Deferral, ProviderWait, WaitAct, WaitBook, outlasts
-
-RECHECK_MS: Final = 30_000
-"""Unreadable rows are read again, and pending acts offered again, at most this often."""
-
-Reach: TypeAlias = Literal["recorded", "pending", "unbound"]
-
-
-class WaitReceipt(NamedTuple):
-    """What a statement came to. `reach` is `unbound` where nothing binds."""
-
-    changed: bool
-    binding: ProviderWait | None
-    reach: Reach
-
-
-class ReleasedWait(NamedTuple):
-    agent: str
-    model: str
-    reach: Reach
-
-
-class ReleaseReceipt(NamedTuple):
-    """The runtime's own waits that a release lifted; empty where nothing bound."""
-
-    released: tuple[ReleasedWait, ...]
-
-
-class CheckWait(NamedTuple):
-    """Ask: does a wait bind this key? Answers a `Deferral` or None."""
-
-    agent: str
-    model: str
-
-
-class RecordWait(NamedTuple):
-    """Ask: record a provider's statement, its deadline computed already. Answers a receipt."""
-
-    agent: str
-    model: str
-    deadline_ms: int | None
-    reason: str
-
-
-class ReleaseWaits(NamedTuple):
-    """Ask: end the waits of an agent, of one model or (None) of all. Answers a receipt."""
-
-    agent: str
-    model: str | None
-    by: str
-
-
-class AttachToWaits(NamedTuple):
-    """Tell: whom to tell of releases that concern this agent."""
-
-    agent: str
-    ref: Any
-
-
-class WaitLifted(NamedTuple):
-    """Told upwards to an agent whose waits were released; None is every model."""
-
-    model: str | None
+from .protocol import (
+    AttachToWaits,
+    CheckWait,
+    Reach,
+    RecordWait,
+    ReleasedWait,
+    ReleaseReceipt,
+    ReleaseWaits,
+    WaitLifted,
+    WaitReceipt,
+)
+from .wait_book import RECHECK_MS, ProviderWait, WaitAct, WaitBook, outlasts
 
 
 class LedgerKept:
@@ -274,6 +223,3 @@ def _line(act: WaitAct) -> LogLine:
     else:
         text, event, at_ms = f"by {record.by}", "wait_released", record.at_ms
     return LogLine(event=event, agent=agent, model=model, text=text, at_ms=at_ms)
-
-
-__all__ = ["Deferral", "Ledger", "ProviderWait"]

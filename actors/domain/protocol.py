@@ -1,0 +1,142 @@
+"""What the actors of this room say to one another, but for the slot's part (`slot_messages`).
+
+An actor's module is imported by the composition root only; the others know its messages.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from abeyance.actors.providers.port import Permit
+from abeyance.storage.store import Request
+
+from .wait_book import ProviderWait
+
+# -- to the journal --------------------------------------------------------------------------
+
+
+class Requests(tuple[Request, ...]):
+    """Ask: several requests of one sender, in order. Answers an outcome each.
+
+    A sender that plans many at a time hands them over together: one message for all of them.
+    """
+
+    __slots__ = ()
+
+
+# -- to and from the ledger ------------------------------------------------------------------
+
+Reach: TypeAlias = Literal["recorded", "pending", "unbound"]
+
+
+class WaitReceipt(NamedTuple):
+    """What a statement came to. `reach` is `unbound` where nothing binds."""
+
+    changed: bool
+    binding: ProviderWait | None
+    reach: Reach
+
+
+class ReleasedWait(NamedTuple):
+    agent: str
+    model: str
+    reach: Reach
+
+
+class ReleaseReceipt(NamedTuple):
+    """The runtime's own waits that a release lifted; empty where nothing bound."""
+
+    released: tuple[ReleasedWait, ...]
+
+
+class CheckWait(NamedTuple):
+    """Ask: does a wait bind this key? Answers a `Deferral` or None."""
+
+    agent: str
+    model: str
+
+
+class RecordWait(NamedTuple):
+    """Ask: record a provider's statement, its deadline computed already. Answers a receipt."""
+
+    agent: str
+    model: str
+    deadline_ms: int | None
+    reason: str
+
+
+class ReleaseWaits(NamedTuple):
+    """Ask: end the waits of an agent, of one model or (None) of all. Answers a receipt."""
+
+    agent: str
+    model: str | None
+    by: str
+
+
+class AttachToWaits(NamedTuple):
+    """Tell: whom to tell of releases that concern this agent."""
+
+    agent: str
+    ref: Any
+
+
+class WaitLifted(NamedTuple):
+    """Told upwards to an agent whose waits were released; None is every model."""
+
+    model: str | None
+
+
+# -- to the gate -----------------------------------------------------------------------------
+
+
+class Admit(NamedTuple):
+    """Ask: a permit for one call to this model. Answers a `Permit` or a `Deferral`."""
+
+    model: str
+    purpose: Literal["turn", "auxiliary"]
+
+
+class Peek(NamedTuple):
+    """Ask: would a call to this model be admitted now? Answers a `Deferral` or None."""
+
+    model: str
+
+
+class Settle(NamedTuple):
+    """Ask: return a permit with the call's outcome.
+
+    `states` is a (deadline_ms or None, reason) to record, or None. Answers a `WaitReceipt` or None.
+    """
+
+    permit: Permit
+    outcome: Literal["succeeded", "failed", "unknown"]
+    states: tuple[int | None, str] | None = None
+
+
+class WatchHolder(NamedTuple):
+    """Tell: whose death returns the permits that are out."""
+
+    ref: Any
+
+
+# -- to and from the alarm -------------------------------------------------------------------
+
+
+class WatchInstant(NamedTuple):
+    """Tell: send `Due(key)` to `ref` once the instant has come; one registration a key."""
+
+    key: str
+    deadline_ms: int
+    ref: Any
+
+
+class ForgetInstant(NamedTuple):
+    """Tell: drop a registration."""
+
+    key: str
+
+
+class Due(NamedTuple):
+    """Told when an instant has come."""
+
+    key: str
