@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import pickle
 import re
 import sys
 from pathlib import Path
@@ -110,6 +111,16 @@ def test_every_error_has_a_code_of_its_own(errors_page: ModuleType) -> None:
     for error in errors_page.errors():
         codes.setdefault(getattr(error, "code", ""), []).append(error.__name__)
     assert {code: names for code, names in codes.items() if not code or len(names) > 1} == {}
+
+
+def test_every_error_survives_pickling(errors_page: ModuleType) -> None:
+    for kind in errors_page.errors():
+        error = kind.__new__(kind)
+        Exception.__init__(error, "what failed; what is still true; what to do")
+        error.field = "kept"
+        again = pickle.loads(pickle.dumps(error))
+        assert type(again) is kind
+        assert (str(again), again.field) == (str(error), "kept")
 
 
 def test_every_error_says_in_its_docstring_what_is_still_true(errors_page: ModuleType) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import shutil
 import sys
 import tomllib
@@ -25,6 +26,7 @@ PLANTS = [
     Plant("rooms", "actors/providers/port.py", "import abeyance.actors.domain"),
     Plant("rooms", "actors/domain/errors.py", "import abeyance.actors.runtime"),
     Plant("rooms", "actors/runtime.py", "import abeyance.actors.testing"),
+    Plant("rooms", "actors/ops/control.py", "import abeyance.actors.runtime"),
     Plant("rooms", "storage/keys.py", "import abeyance.actors.core.clock"),
     Plant("storage", "storage/keys.py", "import abeyance.actors.core.clock"),
     Plant("storage", "storage/keys.py", "import trio"),
@@ -89,6 +91,33 @@ def test_contract_breaks_when_it_is_violated(scratch: Path, plant: Plant) -> Non
         path.write_text(before, encoding="utf-8")
     assert code == 1, said
     assert "0 kept, 1 broken" in said
+
+
+def _actors_of(module: str) -> set[str]:
+    """The actor classes that a domain module defines."""
+    tree = ast.parse((ROOT / "actors" / "domain" / f"{module}.py").read_text(encoding="utf-8"))
+    return {
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+        and any(isinstance(base, ast.Name) and base.id == "TrioActor" for base in node.bases)
+    }
+
+
+def test_domain_modules_import_messages_and_never_one_anothers_actors() -> None:
+    # Import contracts see modules, not names; an actor's messages stand beside it.
+    domain = ROOT / "actors" / "domain"
+    modules = sorted(path.stem for path in domain.glob("*.py"))
+    actors = {module: found for module in modules if (found := _actors_of(module))}
+    assert set(actors) >= {"agent", "alarm", "gate", "journal", "slot", "waits"}
+    taken = []
+    for module in modules:
+        for node in ast.walk(ast.parse((domain / f"{module}.py").read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                named = {alias.name for alias in node.names}
+                there = actors.get(node.module.rpartition(".")[2], set())
+                taken += [f"{module} imports {name}" for name in sorted(named & there)]
+    assert taken == []
 
 
 def test_every_contract_has_a_violation_planted() -> None:
