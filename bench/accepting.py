@@ -262,7 +262,7 @@ def saturated(scale: Scale) -> list[Result]:
 
 
 async def _admission(scale: Scale) -> list[Result]:
-    from abeyance.actors.domain.gate import Admit, Settle
+    from abeyance.actors.domain.protocol import Admit, Settle
 
     async with _host() as (host, _):
         await host.busy_agent()
