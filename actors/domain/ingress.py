@@ -17,7 +17,7 @@ import msgspec
 from abeyance.storage import codec
 from abeyance.storage.errors import InvalidRecordError
 from abeyance.storage.store import Value
-from abeyance.storage.tables.blocks import Block, Blocks, TextBlock
+from abeyance.storage.tables.blocks import Block, TextBlock
 from abeyance.storage.tables.fields import NAME_BYTES_MAX
 from abeyance.storage.tables.slots import Body
 
@@ -75,12 +75,12 @@ def read_blocks(content: Content, field: str = "message") -> tuple[Block, ...]:
     items = _items(content, field)
     try:
         plain = [msgspec.to_builtins(item, builtin_types=(bytes,)) for item in items]
-        blocks: tuple[Block, ...] = msgspec.convert(plain, Blocks, strict=True)
+        body = msgspec.convert({"blocks": plain}, Body, strict=True)
     except msgspec.ValidationError as problem:
         raise InvalidMessageError(_path(field, str(problem)), _problem(str(problem))) from None
     except (TypeError, RecursionError, OverflowError) as problem:
         raise InvalidMessageError(field, str(problem)) from None
-    return blocks
+    return body.blocks
 
 
 def _items(content: object, field: str) -> list[Any]:
@@ -94,8 +94,8 @@ def _items(content: object, field: str) -> list[Any]:
 
 
 def _path(field: str, text: str) -> str:
-    """msgspec says "... - at `$[0].text`"; a caller knows the value by the name it passed."""
-    _, found, path = text.rpartition(" - at `$")
+    """msgspec says "... - at `$.blocks[0].text`"; a caller knows the value as `message[0].text`."""
+    _, found, path = text.rpartition(" - at `$.blocks")
     return field + path.rstrip("`") if found else field
 
 
