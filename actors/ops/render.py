@@ -1,0 +1,110 @@
+"""What the command line prints: tables for a person at 80 columns, JSON for a program.
+
+Every text that came from a host's records is printed as text, never as markup.
+
+Pure but for the console that is handed in.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .instants import duration_text, ends_text
+from .protocol import AgentReport, ReleaseReport, StatusReport, WaitReport
+
+NOTHING = "–"
+
+
+def json_text(report: object) -> str:
+    """A report as indented JSON: instants as integers of epoch milliseconds, null for no end."""
+    return msgspec.json.format(msgspec.json.encode(report), indent=2).decode()
+
+
+def print_status(console: Console, report: StatusReport, now_ms: int) -> None:
+    """Print a host or a stopped store: one line about it, its agents, its waits."""
+    console.print(_headline(report, now_ms))
+    console.print(Text(f"state {report.directory}  store {report.store_id}", style="dim"))
+    if report.agents:
+        console.print(_agents_table(report.agents))
+    else:
+        console.print("No agents.")
+    print_waits(console, report.waits, now_ms)
+    if report.dead_letters or report.quarantine:
+        console.print(f"{report.dead_letters} dead letters, {report.quarantine} in quarantine.")
+
+
+def _headline(report: StatusReport, now_ms: int) -> Text:
+    if report.pid is None:
+        return Text("No host is running; this is what the store holds.", style="bold")
+    line = Text(f"Host running: pid {report.pid}", style="bold")
+    if report.started_ms is not None:
+        line.append(f", up {duration_text(now_ms - report.started_ms)}", style="not bold")
+    return line
+
+
+def _agents_table(agents: tuple[AgentReport, ...]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("agent", overflow="fold", min_width=8)
+    table.add_column("state", no_wrap=True)
+    table.add_column("model", overflow="fold", min_width=8)
+    for name in ("turn", "round", "inbox", "wakes"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for agent in agents:
+        table.add_row(
+            Text(agent.name),
+            Text(agent.state, style="yellow" if agent.held else ""),
+            Text(agent.model),
+            _count(agent.turn),
+            _count(agent.round),
+            str(agent.inbox),
+            str(agent.wakes),
+        )
+    return table
+
+
+def _count(value: int | None) -> str:
+    return NOTHING if value is None else str(value)
+
+
+def print_waits(console: Console, waits: tuple[WaitReport, ...], now_ms: int) -> None:
+    """Print the waits that bind, each with its local end and what is left of it."""
+    if not waits:
+        console.print("No waits.")
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("agent", overflow="fold", min_width=6)
+    table.add_column("model", overflow="fold", min_width=6)
+    table.add_column("waits until", no_wrap=True)
+    table.add_column("left", justify="right", no_wrap=True)
+    table.add_column("reason", overflow="fold", min_width=12)
+    for wait in waits:
+        left = NOTHING if wait.deadline_ms is None else duration_text(wait.deadline_ms - now_ms)
+        table.add_row(
+            Text(wait.agent), Text(wait.model), ends_text(wait.deadline_ms), left, Text(wait.reason)
+        )
+    console.print(table)
+
+
+def print_release(console: Console, agent: str, report: ReleaseReport) -> None:
+    """Print what a release lifted, and how far each record reached."""
+    if not report.released:
+        console.print(Text(f"No wait of {agent} was binding in that scope; nothing to release."))
+    for lifted in report.released:
+        reach = (
+            "recorded"
+            if lifted.reach == "recorded"
+            else "in force; its record is not in yet (release again to offer it again)"
+        )
+        console.print(Text(f"Released {lifted.agent} on {lifted.model}: {reach}."))
+
+
+__all__ = [
+    "json_text",
+    "print_release",
+    "print_status",
+    "print_waits",
+]

@@ -1,0 +1,255 @@
+"""A state directory whose host does not run: read from its records, released through them.
+
+Invariants:
+    I1  Looking opens the store read-only: nothing is created, owned, booted or repaired.
+    I2  A release writes the rows that a running host's ledger writes. It is refused where a live
+        process owns the agent: that process would not learn of it.
+
+Blocking; the thread that made it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+from abeyance.actors.domain.errors import AgentOwnedElsewhereError, UnknownAgentError
+from abeyance.actors.domain.wait_book import ProviderWait, WaitBook
+from abeyance.storage.codec import encode
+from abeyance.storage.errors import UnreadableRecordError
+from abeyance.storage.lmdb_store import LmdbStore
+from abeyance.storage.locks import is_locked
+from abeyance.storage.store import Append, Committed, Guard, NotStored, Put, Request
+from abeyance.storage.tables.agents import Agent
+from abeyance.storage.tables.slots import Head, Turn
+from abeyance.storage.tables.waits import LogLine, WaitReleased
+
+from .client import this_requester
+from .protocol import (
+    AgentReport,
+    ControlError,
+    HeldReport,
+    ReleasedReport,
+    ReleaseReport,
+    StatusReport,
+    WaitReport,
+)
+
+ATTEMPTS_MAX = 10
+
+
+class ReleaseContestedError(ControlError):
+    """The waits kept changing while they were released; some may still bind."""
+
+    code = "release_contested"
+
+
+class NeedsHostError(ControlError):
+    """What stands in a turn's row is ended by the host that runs the turn. Nothing was done."""
+
+    code = "needs_host"
+
+
+class _WallClock:
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+
+class StoppedStore:
+    """The store of a state directory, opened by this process.
+
+    Args:
+        directory: The state directory.
+        writing: Whether `release` will be called. Otherwise the store is only looked at.
+    Raises:
+        StorageError: There is no store there, or it cannot be opened; nothing was changed.
+    """
+
+    def __init__(self, directory: Path, *, writing: bool = False) -> None:
+        self._directory = directory
+        self._clock = _WallClock()
+        self._store = LmdbStore.open(
+            directory, clock_ms=self._clock.now_ms, create=False, read_only=not writing
+        )
+        self._waits = WaitBook(self._store, self._clock)
+
+    def close(self) -> None:
+        """Close the store. Idempotent."""
+        self._store.close()
+
+    def status(self) -> StatusReport:
+        """What the records say. An agent is `held`, `idle`, or `interrupted` (an open turn).
+
+        Raises:
+            UnreadableRecordError: A row that is needed cannot be trusted; it names it.
+        """
+        meta = self._store.get("meta", ("store",))
+        waits = self._waits.listing()
+        return StatusReport(
+            directory=os.fspath(self._directory),
+            store_id="" if meta is None else meta.record.store_id,
+            pid=None,
+            started_ms=None,
+            agents=tuple(
+                self._agent(str(key[0]), _read(row), waits)
+                for key, row in self._store.scan("agents")
+            ),
+            waits=tuple(WaitReport(**wait._asdict()) for wait in waits),
+            dead_letters=self._count("dead_letters"),
+            quarantine=self._count("quarantine"),
+        )
+
+    def waits(self, agent: str | None = None) -> tuple[WaitReport, ...]:
+        """The binding waits of one agent, or of all."""
+        return tuple(WaitReport(**wait._asdict()) for wait in self._waits.listing(agent))
+
+    def release(self, agent: str, model: str | None = None) -> ReleaseReport:
+        """End the waits of one agent: one model's, or with None every model's.
+
+        Durable: on return.
+
+        Raises:
+            UnknownAgentError: No such agent and no wait of one; nothing was released.
+            AgentOwnedElsewhereError: A live process owns it; nothing was released.
+            ReleaseContestedError: Another process wrote the same rows again and again.
+            NeedsHostError: The agent is held by a quota without an instant; nothing was released.
+            StorageError: The commit failed; nothing was released.
+        """
+        self._refuse_owned(agent)
+        if self._store.get("agents", (agent,)) is None and not self._waits.listing(agent):
+            raise UnknownAgentError(
+                f"no agent {agent!r} in this store and no wait of one; nothing was released; "
+                "list the waits for the names there are",
+                agent=agent,
+            )
+        for _ in range(ATTEMPTS_MAX):
+            lifted = [w for w in self._waits.listing(agent) if model in (None, w.model)]
+            if not lifted:
+                self._refuse_quota(agent, model)
+                return ReleaseReport(released=())
+            [outcome] = self._store.commit(self._request(lifted))
+            if isinstance(outcome, Committed):
+                return ReleaseReport(
+                    released=tuple(
+                        ReleasedReport(agent=wait.agent, model=wait.model, reach="recorded")
+                        for wait in lifted
+                    )
+                )
+            if isinstance(outcome, NotStored):
+                raise outcome.error
+        raise ReleaseContestedError(
+            f"the waits of {agent} changed {ATTEMPTS_MAX} times while they were released; "
+            "some may still bind; list them and release again"
+        )
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def _agent(self, name: str, record: Agent, waits: tuple[ProviderWait, ...]) -> AgentReport:
+        number, turn = self._open_turn(name)
+        state: Literal["idle", "held", "interrupted"] = "idle"
+        if turn is not None:
+            state = "held" if turn.held is not None else "interrupted"
+        return AgentReport(
+            name=name,
+            state=state,
+            model=record.model if turn is None else turn.model,
+            turn=number,
+            round=None if turn is None else turn.round,
+            attempts=None if turn is None else turn.attempts,
+            held=None if turn is None else _held(turn, waits),
+            inbox=self._count("inbox", (record.slot,)),
+            wakes=self._count("wakes", (name,)),
+        )
+
+    def _open_turn(self, agent: str) -> tuple[int | None, Turn | None]:
+        head: Head | None = _record(self._store.get("heads", (agent,)))
+        if head is None or head.open_turn is None:
+            return None, None
+        return head.open_turn, _record(self._store.get("turns", (agent, head.open_turn)))
+
+    def _count(self, table: str, prefix: tuple[str, ...] = ()) -> int:
+        return sum(1 for _ in self._store.scan(table, prefix))
+
+    # -- releasing ---------------------------------------------------------------------------
+
+    def _request(self, lifted: list[ProviderWait]) -> Request:
+        by, now_ms = this_requester(), self._clock.now_ms()
+        guards: list[Guard] = []
+        puts: list[Put] = []
+        appends: list[Append] = []
+        for wait in lifted:
+            key = (wait.agent, wait.model)
+            guards += self._guard(key)
+            released = WaitReleased(by=by, at_ms=now_ms, act=f"{now_ms:x}-{secrets.token_hex(6)}")
+            puts.append(Put("waits", key, encode(released)))
+            line = LogLine(
+                event="wait_released",
+                agent=wait.agent,
+                model=wait.model,
+                text=f"by {by}",
+                at_ms=now_ms,
+            )
+            appends.append(Append("log", encode(line)))
+        return Request(guards=tuple(guards), puts=tuple(puts), appends=tuple(appends))
+
+    def _guard(self, key: tuple[str, str]) -> list[Guard]:
+        try:
+            row = self._store.get("waits", key)
+        except UnreadableRecordError:
+            return []  # The release replaces what cannot be read; there is no counter to believe.
+        return [Guard("waits", key, 0 if row is None else row.counter)]
+
+    def _refuse_quota(self, agent: str, model: str | None) -> None:
+        _, turn = self._open_turn(agent)
+        held = None if turn is None else turn.held
+        if held is not None and held.cause == "quota" and model in (None, held.model):
+            raise NeedsHostError(
+                f"agent {agent!r} is held by an exhausted quota of {held.model} that states no "
+                "instant; nothing was released; start its host, then release",
+                field="agent",
+            )
+
+    def _refuse_owned(self, agent: str) -> None:
+        owner = self._store.get("owners", ("agent", agent))
+        if owner is None or not is_locked(self._store.directory / "owners" / owner.record.nonce):
+            return
+        process = _record(self._store.get("processes", (owner.record.nonce,)))
+        pid, host = (0, "?") if process is None else (process.pid, process.host)
+        raise AgentOwnedElsewhereError(
+            f"agent {agent!r} is run by process {pid} on {host}, which serves no control socket "
+            "here; nothing was released; release it there, or stop that process first",
+            agent=agent,
+            pid=pid,
+            host=host,
+        )
+
+
+def _record(row: Any) -> Any:
+    return None if row is None else row.record
+
+
+def _read(row: Any) -> Any:
+    if isinstance(row, Exception):
+        raise row
+    return row.record
+
+
+def _held(turn: Turn, waits: tuple[ProviderWait, ...]) -> HeldReport | None:
+    """What the turn names, with the end and the reason of the wait that it names."""
+    held = turn.held
+    if held is None:
+        return None
+    for wait in waits:
+        if (wait.agent, wait.model) == (held.agent, held.model):
+            return HeldReport(
+                model=held.model,
+                cause=held.cause,
+                deadline_ms=wait.deadline_ms,
+                reason=wait.reason,
+            )
+    over = "its wait is over or released; it goes on at the next start"
+    reason = over if held.cause == "wait" else "quota exhausted; an operator ends this hold"
+    return HeldReport(model=held.model, cause=held.cause, deadline_ms=None, reason=reason)
