@@ -28,12 +28,15 @@ def print_status(console: Console, report: StatusReport, now_ms: int) -> None:
     """Print a host or a stopped store: one line about it, its agents, its waits."""
     console.print(_headline(report, now_ms))
     console.print(Text(f"state {report.directory}  store {report.store_id}", style="dim"))
+    console.print()
     if report.agents:
         console.print(_agents_table(report.agents))
     else:
         console.print("No agents.")
+    console.print()
     print_waits(console, report.waits, now_ms)
     if report.dead_letters or report.quarantine:
+        console.print()
         console.print(f"{report.dead_letters} dead letters, {report.quarantine} in quarantine.")
 
 
@@ -47,7 +50,7 @@ def _headline(report: StatusReport, now_ms: int) -> Text:
 
 
 def _agents_table(agents: tuple[AgentReport, ...]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("agent", overflow="fold", min_width=8)
     table.add_column("state", no_wrap=True)
     table.add_column("model", overflow="fold", min_width=8)
@@ -75,7 +78,7 @@ def print_waits(console: Console, waits: tuple[WaitReport, ...], now_ms: int) ->
     if not waits:
         console.print("No waits.")
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("agent", overflow="fold", min_width=6)
     table.add_column("model", overflow="fold", min_width=6)
     table.add_column("waits until", no_wrap=True)

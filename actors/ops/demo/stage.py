@@ -90,7 +90,7 @@ class Stage:
     def table(self, report: DemoReport) -> None:
         if self._console is None:
             return
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
         table.add_column("promised", overflow="fold")
         table.add_column("counted", overflow="fold")
         table.add_column("", no_wrap=True)
@@ -99,6 +99,7 @@ class Stage:
         self._console.print()
         self._console.print(table)
         failed = sum(promise.holds is False for promise in report.promises)
+        self._console.print()
         verdict = "Every line holds." if report.holds else f"{failed} line(s) do not hold."
         style = "bold green" if report.holds else "bold red"
         self._console.print(Text(f"{verdict} {report.seconds:.1f} s.", style=style))

@@ -1,0 +1,376 @@
+"""The command line as an operator sees it: at 80 columns, as JSON, and when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from rich.console import Console
+
+from abeyance.actors import __version__
+from abeyance.actors.ops import cli, render
+from abeyance.actors.ops.address import SOCKET_NAME
+from abeyance.actors.ops.client import ControlClient
+from abeyance.actors.ops.protocol import ReleasedReport, ReleaseReport, WaitReport
+from abeyance.storage.lmdb_store import LmdbStore
+
+NOW_MS = 1_791_374_400_000
+"""2026-10-07T12:00:00Z."""
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """80 columns, no colour, UTC, a wall clock that stands still."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TZ", "UTC")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    monkeypatch.setattr(cli, "_now_ms", lambda: NOW_MS)
+
+
+async def run(*arguments: str) -> int:
+    """Run the command line in this process, its blocking calls in a thread."""
+    return await trio.to_thread.run_sync(cli.main, arguments)
+
+
+async def spawn(*arguments: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """Run the command line in a process of its own."""
+    return await trio.run_process(
+        [sys.executable, "-m", "abeyance.actors.ops.cli", *arguments],
+        capture_stdout=True,
+        capture_stderr=True,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+# -- a running host ------------------------------------------------------------------------------
+
+
+STATUS = """\
+Host running: pid 4242, up 56y 279d
+state STATE  store 5f1e
+
+agent      state   model      turn   round   inbox   wakes
+──────────────────────────────────────────────────────────
+ana        held    m1            3       1       2       1
+bo         idle    m1            –       –       0       0
+
+agent    model    waits until                      left   reason
+──────────────────────────────────────────────────────────────────────
+ana      m1       275760-09-13 00:00:00   273,728y 114d   slow down
+ana      m2       until released                      –   quota
+bo       m1       2100-01-01 00:00:00           73y 85d   slow down
+"""
+
+
+async def test_status_of_a_host_reads_well_at_80_columns(
+    serving: Any, runtime: Any, state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runtime.directory = Path("STATE")
+    async with serving():
+        code = await run("status", str(state))
+    printed = capsys.readouterr()
+    assert (code, printed.err) == (0, "")
+    assert trimmed(printed.out) == trimmed(STATUS)
+
+
+def trimmed(text: str) -> list[str]:
+    lines = [line.rstrip() for line in text.strip().splitlines()]
+    assert max(map(len, lines)) <= 80
+    return lines
+
+
+async def test_long_names_and_reasons_fold_within_80_columns(
+    serving: Any, runtime: Any, state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, model, reason = "a" * 128, "m" * 128, "because " * 30
+    runtime.listed = [shaped_wait(name, model, None, reason)]
+    async with serving():
+        assert await run("waits", str(state)) == 0
+    printed = capsys.readouterr().out
+    trimmed(printed)
+    assert printed.count("a") >= 128
+    assert printed.count("m") >= 128
+
+
+async def test_text_from_a_provider_is_never_taken_for_markup(
+    serving: Any, runtime: Any, state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runtime.listed = [shaped_wait("ana", "m[1]", None, "[red]slow[/red]")]
+    async with serving():
+        assert await run("waits", str(state)) == 0
+    printed = capsys.readouterr().out
+    assert "m[1]" in printed
+    assert "[red]slow" in printed
+
+
+def shaped_wait(agent: str, model: str, deadline_ms: int | None, reason: str) -> Any:
+    return WaitReport(
+        agent=agent, model=model, deadline_ms=deadline_ms, reason=reason, set_ms=1_000
+    )
+
+
+async def test_waits_of_one_agent(
+    serving: Any, state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with serving():
+        assert await run("waits", str(state), "--agent", "bo") == 0
+        assert await run("waits", str(state), "--agent", "cy") == 0
+    bo, _, cy = capsys.readouterr().out.partition("No waits.")
+    assert "bo" in bo
+    assert "ana" not in bo
+    assert cy == "\n"
+
+
+async def test_json_carries_instants_as_they_are(
+    serving: Any, state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with serving():
+        assert await run("status", str(state), "--json") == 0
+        status = json.loads(capsys.readouterr().out)
+        assert await run("waits", str(state), "--json") == 0
+        waits = json.loads(capsys.readouterr().out)
+    assert status["pid"] == 4242
+    assert status["agents"][0]["held"]["deadline_ms"] == 8_640_000_000_000_000
+    assert status["waits"] == waits["waits"]
+    assert [wait["deadline_ms"] for wait in waits["waits"]] == [
+        8_640_000_000_000_000,
+        None,
+        4_102_444_800_000,
+    ]
+
+
+@pytest.mark.behaviour("W-106")
+@pytest.mark.parametrize(
+    ("scope", "model"),
+    [((), None), (("--all",), None), (("--model", "*"), None), (("--model", "m2"), "m2")],
+    ids=["no model", "--all", "star", "one model"],
+)
+async def test_release_says_what_it_lifted(
+    serving: Any,
+    runtime: Any,
+    state: Path,
+    capsys: pytest.CaptureFixture[str],
+    scope: tuple[str, ...],
+    model: str | None,
+) -> None:
+    async with serving():
+        assert await run("release", str(state), "ana", *scope) == 0
+    assert [(agent, asked) for agent, asked, _ in runtime.releases] == [("ana", model)]
+    assert re.fullmatch(r"cli:\S+", runtime.releases[0][2])
+    lifted = ["m1", "m2"] if model is None else [model]
+    assert capsys.readouterr().out.splitlines() == [
+        f"Released ana on {name}: recorded." for name in lifted
+    ]
+
+
+async def test_release_of_nothing_says_so(
+    serving: Any, state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with serving():
+        assert await run("release", str(state), "ana", "--model", "m9") == 0
+        assert capsys.readouterr().out.startswith("No wait of ana was binding in that scope")
+        assert await run("release", str(state), "ana", "--json") == 0
+    assert [item["reach"] for item in json.loads(capsys.readouterr().out)["released"]] == [
+        "recorded",
+        "recorded",
+    ]
+
+
+def test_pending_release_says_that_its_record_is_not_in(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    report = ReleaseReport(released=(ReleasedReport(agent="ana", model="m", reach="pending"),))
+    render.print_release(Console(), "ana", report)
+    assert "its record is not in yet" in capsys.readouterr().out
+
+
+# -- refusals and failures -----------------------------------------------------------------------
+
+
+@pytest.mark.behaviour("W-105", "W-107", "W-108")
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("release", "STATE", "*"), "invalid_name"),
+        (("release", "STATE", "framework"), "invalid_name"),
+        (("release", "STATE", ""), "invalid_name"),
+        (("release", "STATE", "a\x1bb"), "invalid_name"),
+        (("release", "STATE", "a" * 129), "invalid_name"),
+        (("release", "STATE", "ana", "--model", ""), "invalid_name"),
+        (("release", "STATE", "ana", "--model", "m\n"), "invalid_name"),
+        (("release", "STATE", "nobody"), "refused"),
+        (("waits", "STATE", "--agent", ""), "invalid_name"),
+        (("waits", "STATE", "--agent", "*"), "invalid_name"),
+    ],
+    ids=repr,
+)
+async def test_refused_verb_is_one_line_and_exit_code_1(
+    serving: Any,
+    runtime: Any,
+    state: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    code: str,
+) -> None:
+    named = [str(state) if part == "STATE" else part for part in arguments]
+    async with serving():
+        assert await run(*named) == 1
+        printed = capsys.readouterr()
+        assert await run(*named, "--json") == 1
+    assert printed.out == ""
+    assert len(printed.err.splitlines()) == 1
+    assert printed.err.startswith("abeyance: ")
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == code
+    assert runtime.releases == []
+    assert len(runtime.listed) == 3
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("frob",),
+        ("status",),
+        ("release", "STATE"),
+        ("release", "STATE", "ana", "--model", "m1", "--all"),
+        ("status", "STATE", "--frob"),
+        ("waits", "STATE", "--agent"),
+        ("demo", "--provider", "openai"),
+    ],
+    ids=repr,
+)
+async def test_usage_mistake_is_one_line_and_exit_code_2(
+    state: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
+    assert await run(*[str(state) if part == "STATE" else part for part in arguments]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert len(printed.err.splitlines()) == 1
+
+
+async def test_host_that_does_not_answer_is_a_failure_and_the_store_is_not_opened(
+    state: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "ControlClient", lambda path: ControlClient(path, timeout_s=0.05))
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(state / SOCKET_NAME))
+        silent.listen()
+        assert await run("status", str(state)) == 1
+    assert "no answer within 0.05 s" in capsys.readouterr().err
+
+
+async def test_no_command_prints_the_help_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert await run() == 2
+    assert "release" in capsys.readouterr().out
+
+
+async def test_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> None:
+    assert await run("--version") == 0
+    assert capsys.readouterr().out == f"abeyance {__version__}\n"
+
+
+# -- a state directory that cannot be used -------------------------------------------------------
+
+
+def damage_nothing(_: Path) -> None:
+    pass
+
+
+def make_foreign(state: Path) -> None:
+    state.mkdir()
+    (state / "thesis.txt").write_text("mine")
+
+
+def make_file(state: Path) -> None:
+    state.write_text("mine")
+
+
+def make_damaged(state: Path) -> None:
+    make_store(state)
+    with (state / "store" / "data.mdb").open("r+b") as data:
+        data.truncate(5_000)
+
+
+def make_newer(state: Path) -> None:
+    make_store(state)
+    identity = state / "store" / "store.json"
+    identity.write_text(identity.read_text().replace('"format": 1', '"format": 99'))
+
+
+def make_store(state: Path) -> None:
+    LmdbStore.open(state, clock_ms=lambda: NOW_MS).close()
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    if root.is_file():
+        return {"": root.read_bytes()}
+    return {
+        str(path): path.read_bytes()
+        for path in root.rglob("*")
+        if path.is_file() and path.suffix != ".lock"  # Who holds a lock notes its pid in the file.
+    }
+
+
+@pytest.mark.parametrize(
+    ("make", "code"),
+    [
+        (damage_nothing, "missing_store"),
+        (make_foreign, "missing_store"),
+        (make_file, "missing_store"),
+        (make_damaged, "damaged_store"),
+        (make_newer, "newer_format"),
+    ],
+    ids=["missing", "foreign", "a file", "damaged", "newer"],
+)
+@pytest.mark.parametrize(
+    "verb", [("status",), ("waits",), ("release", "ana")], ids=["status", "waits", "release"]
+)
+async def test_bad_state_directory_is_one_line_exit_code_2_and_nothing_is_damaged(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    make: Any,
+    code: str,
+    verb: tuple[str, ...],
+) -> None:
+    state = tmp_path / "there"
+    make(state)
+    before = contents(state)
+    assert await run(verb[0], str(state), *verb[1:], "--json") == 2
+    printed = capsys.readouterr()
+    assert len(printed.err.splitlines()) == 1
+    found = json.loads(printed.out)["error"]["code"]
+    assert found == code or (found == "foreign_directory" and verb[0] == "release")
+    assert contents(state) == before
+
+
+async def test_process_of_its_own_prints_one_line_and_no_traceback(tmp_path: Path) -> None:
+    done = await spawn("status", str(tmp_path))
+    assert done.returncode == 2
+    assert done.stdout == b""
+    assert re.fullmatch(rb"abeyance: there is no store in [^\n]+\n", done.stderr)
+
+
+async def test_output_that_nobody_reads_is_no_crash(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = await trio.run_process(
+            [sys.executable, "-m", "abeyance.actors.ops.cli", "--version"],
+            stdout=writer,
+            capture_stderr=True,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+    assert done.stderr == b""

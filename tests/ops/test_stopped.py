@@ -1,0 +1,238 @@
+"""A state directory without its host: looked at without a trace, released for the next start."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from abeyance.actors import AgentSpec, open_runtime
+from abeyance.actors.domain.errors import AgentOwnedElsewhereError, UnknownAgentError
+from abeyance.actors.ops import cli
+from abeyance.actors.ops.client import ControlClient
+from abeyance.actors.ops.stopped import NeedsHostError, StoppedStore
+from abeyance.actors.testing import ScriptedProvider
+from abeyance.actors.testing.scripted import fail, reply
+from abeyance.storage.codec import encode
+from abeyance.storage.errors import ReadOnlyStoreError
+from abeyance.storage.lmdb_store import LmdbStore
+from abeyance.storage.store import Committed, Guard, Put, Request
+from abeyance.storage.tables.slots import Held, Turn
+from abeyance.storage.tables.waits import LogLine, WaitReleased
+
+
+def spec(provider: ScriptedProvider, name: str = "ana") -> AgentSpec:
+    return AgentSpec(name=name, provider=provider, model="m1")
+
+
+async def hold(state: Path, *, retry_after: float = 7_200) -> None:
+    """Leave a store behind in which ana's turn is held, and bo is idle."""
+    async with open_runtime(state, control=False) as runtime:
+        ana = await runtime.add_agent(spec(ScriptedProvider([fail(429, retry_after=retry_after)])))
+        await runtime.add_agent(spec(ScriptedProvider([]), "bo"))
+        await ana.send("hello")
+        await ana.wait_idle()
+
+
+def listing(state: Path) -> list[tuple[str, str, Any]]:
+    """Every file of a directory with its size and its last change."""
+    return sorted(
+        (str(path), str(path.stat().st_mtime_ns), path.stat().st_size)
+        for path in state.rglob("*")
+        if path.name != "lock.mdb"  # The engine's table of readers is not part of the data.
+    )
+
+
+async def test_status_of_a_stopped_store_shows_the_held_turn_and_changes_nothing(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await hold(state)
+    before = listing(state)
+    assert cli.main(["status", str(state), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["pid"], report["started_ms"]) == (None, None)
+    ana, bo = report["agents"]
+    assert (ana["name"], ana["state"], ana["turn"], ana["attempts"]) == ("ana", "held", 1, 1)
+    assert (ana["held"]["model"], ana["held"]["cause"]) == ("m1", "wait")
+    left_ms = ana["held"]["deadline_ms"] - time.time() * 1_000
+    assert 7_000_000 < left_ms <= 7_200_000
+    assert (bo["state"], bo["turn"], bo["held"]) == ("idle", None, None)
+    assert [(wait["agent"], wait["model"]) for wait in report["waits"]] == [("ana", "m1")]
+    assert cli.main(["status", str(state)]) == 0
+    assert "No host is running" in capsys.readouterr().out
+    assert listing(state) == before
+
+
+async def test_looking_never_writes(state: Path) -> None:
+    await hold(state)
+    store = StoppedStore(state)
+    with pytest.raises(ReadOnlyStoreError):
+        store.release("ana")
+    store.close()
+
+
+@pytest.mark.behaviour("W-114", "W-117")
+async def test_release_on_a_stopped_store_is_found_by_the_next_start(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await hold(state)
+    assert cli.main(["release", str(state), "ana"]) == 0
+    assert capsys.readouterr().out == "Released ana on m1: recorded.\n"
+    assert cli.main(["waits", str(state)]) == 0
+    assert capsys.readouterr().out == "No waits.\n"
+    assert cli.main(["status", str(state), "--json"]) == 0
+    [ana, _] = json.loads(capsys.readouterr().out)["agents"]
+    assert ana["held"]["reason"].startswith("its wait is over or released")
+
+    provider = ScriptedProvider([reply("here I am")])
+    async with open_runtime(state, control=False) as runtime:
+        ana = await runtime.add_agent(spec(provider))
+        await ana.wait_idle()
+        texts = [message.text async for message in ana.transcript()]
+    assert texts == ["hello", "here I am"]
+    assert len(provider.requests) == 1
+
+
+async def test_release_on_a_stopped_store_writes_what_a_ledger_writes(state: Path) -> None:
+    await hold(state)
+    store = StoppedStore(state, writing=True)
+    [lifted] = store.release("ana", "m1").released
+    assert (lifted.agent, lifted.model, lifted.reach) == ("ana", "m1", "recorded")
+    assert store.release("ana", "m1").released == ()
+    store.close()
+    looked = LmdbStore.open(state, clock_ms=lambda: 0, read_only=True)
+    row = looked.get("waits", ("ana", "m1"))
+    assert row is not None
+    assert isinstance(row.record, WaitReleased)
+    assert row.record.by.startswith("cli:")
+    lines = [line.record for _, line in looked.scan("log") if not isinstance(line, Exception)]
+    released = [line for line in lines if line.event == "wait_released"]
+    assert [(line.agent, line.model) for line in released] == [("ana", "m1")]
+    assert isinstance(released[0], LogLine)
+    looked.close()
+
+
+async def test_release_of_another_model_leaves_the_wait(state: Path) -> None:
+    await hold(state)
+    store = StoppedStore(state, writing=True)
+    assert store.release("ana", "m2").released == ()
+    assert [wait.model for wait in store.waits("ana")] == ["m1"]
+    store.close()
+
+
+@pytest.mark.behaviour("W-108")
+async def test_release_of_an_unknown_agent_is_refused_on_a_stopped_store(state: Path) -> None:
+    await hold(state)
+    store = StoppedStore(state, writing=True)
+    with pytest.raises(UnknownAgentError):
+        store.release("cy")
+    assert store.release("bo").released == ()
+    store.close()
+
+
+async def test_quota_hold_is_not_pretended_to_be_released_without_its_host(state: Path) -> None:
+    await hold(state)
+    store = LmdbStore.open(state, clock_ms=lambda: 0)
+    turn = store.get("turns", ("ana", 1))
+    wait = store.get("waits", ("ana", "m1"))
+    assert turn is not None
+    assert wait is not None
+    record: Turn = turn.record
+    quota = Turn(
+        **{name: getattr(record, name) for name in record.__struct_fields__}
+        | {"held": Held(agent="ana", model="m1", cause="quota")}
+    )
+    released = WaitReleased(by="test", at_ms=1, act="a")
+    [outcome] = store.commit(
+        Request(
+            guards=(Guard("turns", ("ana", 1), turn.counter),),
+            puts=(
+                Put("turns", ("ana", 1), encode(quota)),
+                Put("waits", ("ana", "m1"), encode(released)),
+            ),
+        )
+    )
+    assert isinstance(outcome, Committed)
+    store.close()
+    stopped = StoppedStore(state, writing=True)
+    assert stopped.status().agents[0].state == "held"
+    with pytest.raises(NeedsHostError):
+        stopped.release("ana")
+    assert stopped.release("ana", "m2").released == ()
+    stopped.close()
+
+
+HOST_WITHOUT_A_SOCKET = """
+import sys, trio
+from abeyance.actors import AgentSpec, open_runtime
+from abeyance.actors.testing import ScriptedProvider
+
+async def main():
+    async with open_runtime(sys.argv[1], control=False) as runtime:
+        await runtime.add_agent(AgentSpec(name="ana", provider=ScriptedProvider([]), model="m1"))
+        print("ready", flush=True)
+        await trio.to_thread.run_sync(sys.stdin.read)
+
+trio.run(main)
+"""
+
+
+async def test_release_is_refused_by_pid_where_a_live_process_owns_the_agent(state: Path) -> None:
+    await hold(state)
+    host = subprocess.Popen(  # noqa: ASYNC220 - a real process is what owns.
+        [sys.executable, "-c", HOST_WITHOUT_A_SOCKET, str(state)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with host:
+        assert host.stdout is not None
+        assert host.stdin is not None
+        assert await trio.to_thread.run_sync(host.stdout.readline) == b"ready\n"
+        store = StoppedStore(state, writing=True)
+        with pytest.raises(AgentOwnedElsewhereError) as caught:
+            store.release("ana")
+        assert caught.value.pid == host.pid
+        assert len(store.waits("ana")) == 1
+        assert store.release("bo").released == ()
+        host.kill()
+        host.wait()
+        assert len(store.release("ana").released) == 1
+        store.close()
+
+
+# -- a real runtime behind the socket ------------------------------------------------------------
+
+
+@pytest.mark.behaviour("W-109", "W-117", "W-119")
+async def test_real_runtime_is_looked_at_and_released_through_its_socket(state: Path) -> None:
+    provider = ScriptedProvider([fail(429, retry_after=7_200), reply("here I am")])
+    async with open_runtime(state) as runtime:
+        ana = await runtime.add_agent(spec(provider))
+        await ana.send("hello")
+        await ana.wait_idle()
+        report, waits = await trio.to_thread.run_sync(_look, state)
+        assert report.directory == str(state)
+        assert [(agent.name, agent.state) for agent in report.agents] == [("ana", "held")]
+        assert report.agents[0].held.deadline_ms == waits[0].deadline_ms
+        assert report.waits == waits
+        receipt = await trio.to_thread.run_sync(_release, state)
+        assert [(item.model, item.reach) for item in receipt.released] == [("m1", "recorded")]
+        await ana.wait_idle()
+        assert [message.text async for message in ana.transcript()] == ["hello", "here I am"]
+    assert not (state / "control.sock").exists()
+
+
+def _look(state: Path) -> Any:
+    with ControlClient(state) as client:
+        return client.status(), client.waits("ana")
+
+
+def _release(state: Path) -> Any:
+    with ControlClient(state) as client:
+        return client.release("ana", "m1")
