@@ -10,6 +10,7 @@ Runs a trio loop of its own in the calling thread.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import sys
@@ -17,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -272,6 +273,9 @@ class _Director:
         ]
         if self.effects.exists():
             evidence.effects = self.effects.read_text().split()
+        # Beside the wire log, so that whoever keeps the state can audit it again.
+        saved = {name: value for name, value in asdict(evidence).items() if name != "calls"}
+        (self.root / "evidence.json").write_text(json.dumps(saved, indent=1))
 
     def report(self) -> DemoReport:
         assert self.evidence is not None

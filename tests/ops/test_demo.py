@@ -1,0 +1,264 @@
+"""The demo: it passes, and each line of its table fails when what it promises does not hold."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from abeyance.actors.ops import cli
+from abeyance.actors.ops.demo.audit import Evidence, audit
+from abeyance.actors.ops.demo.play import ANA, BO, LIMITED, NOTE
+from abeyance.actors.ops.demo.wire import WireCall, read_calls
+from abeyance.storage.locks import is_locked
+
+pytest.importorskip("anthropic")
+
+DEMO_S_MAX = 30.0
+
+
+def demo(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "abeyance.actors.ops.cli", "demo", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+        env={**os.environ, "COLUMNS": "80", "NO_COLOR": "1", **environment},
+    )
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path, float]:
+    """One real demo: its report, where its state lies, how long it took."""
+    root = tmp_path_factory.mktemp("demo") / "root"
+    started = time.monotonic()
+    done = demo("--json", "--state", str(root))
+    seconds = time.monotonic() - started
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout), root, seconds
+
+
+def test_every_line_of_the_demos_table_holds(played: tuple[Any, Path, float]) -> None:
+    report, root, seconds = played
+    assert [line for line in report["promises"] if line["holds"] is not True] == []
+    assert len(report["promises"]) == 12
+    assert report["state"] == str(root)
+    assert seconds < DEMO_S_MAX
+
+
+def test_demo_leaves_no_process_behind(played: tuple[Any, Path, float]) -> None:
+    _, root, _ = played
+    assert not (root / "state" / "control.sock").exists()
+    assert not any(map(is_locked, (root / "state" / "store" / "owners").iterdir()))
+
+
+# -- the audit -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def evidence(played: tuple[Any, Path, float]) -> Evidence:
+    """The demo's evidence, rebuilt from what it left on disk."""
+    _, root, _ = played
+    saved = json.loads((root / "evidence.json").read_text())
+    saved["calls"] = read_calls(root / "wire.jsonl")
+    return Evidence(**saved)
+
+
+def rows(evidence: Evidence, agent: str = ANA) -> list[Any]:
+    found = evidence.transcripts[agent]
+    assert isinstance(found, list)
+    return found
+
+
+def place(evidence: Evidence, name: str) -> int:
+    return [row["id"] for row in rows(evidence)].index(name)
+
+
+def lose_a_message(evidence: Evidence) -> None:
+    del rows(evidence)[place(evidence, "aside")]
+
+
+def repeat_a_message(evidence: Evidence) -> None:
+    rows(evidence).append(rows(evidence)[place(evidence, "aside")])
+
+
+def never_answer(evidence: Evidence) -> None:
+    del rows(evidence)[place(evidence, "salad") + 1 :]
+
+
+def inject_too_late(evidence: Evidence) -> None:
+    calls(evidence)[1].request = calls(evidence)[0].request
+
+
+def store_the_note_early(evidence: Evidence) -> None:
+    note = rows(evidence).pop(place(evidence, NOTE.id))
+    rows(evidence).insert(place(evidence, "aside"), note)
+
+
+def send_the_note_early(evidence: Evidence) -> None:
+    block = {"role": "user", "content": [{"type": "text", "text": NOTE.text}]}
+    second = calls(evidence)[1].request
+    second["messages"] = [*second["messages"], block]
+
+
+def tell_twice(evidence: Evidence) -> None:
+    rows(evidence, BO).insert(0, rows(evidence, BO)[0])
+
+
+def tell_one_way(evidence: Evidence) -> None:
+    evidence.told = [told for told in evidence.told if told["agent"] == ANA]
+
+
+def book_twice(evidence: Evidence) -> None:
+    evidence.effects = [*evidence.effects, *evidence.effects]
+
+
+def change_the_past(evidence: Evidence) -> None:
+    messages = calls(evidence)[-1].request["messages"]
+    messages[0] = {"role": "user", "content": "something else"}
+
+
+def call_in_the_wait(evidence: Evidence) -> None:
+    limited = next(call for call in evidence.calls or () if call.status == 429)
+    again = copy.deepcopy(limited)
+    again.number, again.status, again.at_ms = 99, 200, limited.at_ms + 1
+    calls(evidence).append(again)  # Behind the last call, whose content it does not carry.
+
+
+def call_after_the_restart(evidence: Evidence) -> None:
+    assert evidence.restarted_ms is not None
+    limited = next(call for call in evidence.calls or () if call.status == 429)
+    again = copy.deepcopy(limited)
+    again.number, again.at_ms = 99, evidence.restarted_ms + 1
+    calls(evidence).append(again)
+
+
+def never_limit(evidence: Evidence) -> None:
+    evidence.calls = [call for call in evidence.calls or () if call.status != 429]
+
+
+def die_politely(evidence: Evidence) -> None:
+    evidence.killed_status = 0
+
+
+def forget_the_hold(evidence: Evidence) -> None:
+    evidence.held_after_restart = False
+
+
+def fail_the_release(evidence: Evidence) -> None:
+    evidence.release_exit = 1
+
+
+def call_no_more(evidence: Evidence) -> None:
+    assert evidence.released_ms is not None
+    evidence.calls = [c for c in evidence.calls or () if c.at_ms < (evidence.released_ms or 0)]
+
+
+def drop_a_message_from_the_last_call(evidence: Evidence) -> None:
+    request = calls(evidence)[-1].request
+    request["messages"] = [m for m in request["messages"] if LIMITED.text not in json.dumps(m)]
+
+
+def reorder_the_past(evidence: Evidence) -> None:
+    rows(evidence)[0], rows(evidence)[3] = rows(evidence)[3], rows(evidence)[0]
+
+
+def calls(evidence: Evidence) -> list[WireCall]:
+    assert isinstance(evidence.calls, list)
+    return evidence.calls
+
+
+FAULTS: list[tuple[Callable[[Evidence], None], set[int]]] = [
+    (lose_a_message, {0, 1, 11}),
+    (repeat_a_message, {0, 11}),
+    (never_answer, {1}),
+    (inject_too_late, {2}),
+    (store_the_note_early, {3, 11}),
+    (send_the_note_early, {2, 3, 6}),
+    (tell_twice, {4, 11}),
+    (tell_one_way, {4}),
+    (book_twice, {5}),
+    (change_the_past, {6}),
+    (call_in_the_wait, {6, 7}),
+    (call_after_the_restart, {6, 7, 9}),
+    (never_limit, {7}),
+    (die_politely, {8}),
+    (forget_the_hold, {8}),
+    (fail_the_release, {9}),
+    (call_no_more, {10}),
+    (drop_a_message_from_the_last_call, {6, 10}),
+    (reorder_the_past, {11}),
+]
+
+
+def test_audit_of_the_demos_evidence_finds_no_fault(evidence: Evidence) -> None:
+    assert [line for line in audit(evidence) if line.holds is not True] == []
+
+
+@pytest.mark.parametrize(("fault", "lines"), FAULTS, ids=[fault.__name__ for fault, _ in FAULTS])
+def test_audit_fails_the_line_whose_promise_is_broken(
+    evidence: Evidence, fault: Callable[[Evidence], None], lines: set[int]
+) -> None:
+    fault(evidence)
+    failed = {number for number, line in enumerate(audit(evidence)) if line.holds is False}
+    assert failed == lines
+
+
+def test_every_line_of_the_table_is_failed_by_some_fault() -> None:
+    assert set().union(*(lines for _, lines in FAULTS)) == set(range(12))
+
+
+# -- the real provider ---------------------------------------------------------------------------
+
+
+def test_real_provider_without_a_key_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = demo("--provider", "anthropic", ANTHROPIC_API_KEY="")
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "abeyance: --provider anthropic needs a key; nothing was started; set ANTHROPIC_API_KEY"
+    ]
+
+
+def test_real_providers_lines_that_cannot_be_played_read_not_run(tmp_path: Path) -> None:
+    """The simulator stands in for the real provider, which is reached by the SDK's own variable."""
+    simulator = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "abeyance.actors.ops.demo.simulator"),
+            *("--log", str(tmp_path / "wire.jsonl")),
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with simulator:
+        assert simulator.stdin is not None
+        assert simulator.stdout is not None
+        serving = json.loads(simulator.stdout.readline())
+        simulator.stdin.write(b'{"do": "lift"}\n')
+        simulator.stdin.flush()
+        done = demo(
+            *("--provider", "anthropic", "--model", "sim-large"),
+            ANTHROPIC_API_KEY="any",
+            ANTHROPIC_BASE_URL=serving["base_url"],
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("not run") == 10
+    assert "FAILS" not in done.stdout
+    assert "Every line holds." in done.stdout
+
+
+def test_demo_in_a_directory_that_is_used_leaves_it_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    assert cli.main(["demo", "--state", str(tmp_path)]) == 1
+    assert "is not empty; it was left alone" in capsys.readouterr().err
+    assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.txt"]
