@@ -52,6 +52,7 @@ def refusal(
         status=status,
         stated=stated,
         sent=True,
+        said=words,
     )
 
 

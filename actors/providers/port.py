@@ -113,7 +113,8 @@ class ProviderError(AbeyanceError):
     """A provider refused or failed a call.
 
     Attributes: `retryable`; `status` (HTTP status or None); `stated` (a `StatedWait` or None);
-    `sent` (False where the request surely did not leave).
+    `sent` (False where the request surely did not leave); `said` (the provider's own words,
+    bounded and on one line, or nothing).
     """
 
     code: ClassVar[str] = "provider_failed"
@@ -122,6 +123,7 @@ class ProviderError(AbeyanceError):
     status: int | None
     stated: StatedWait | None
     sent: bool
+    said: str
 
     def __init__(
         self,
@@ -132,8 +134,11 @@ class ProviderError(AbeyanceError):
         status: int | None = None,
         stated: StatedWait | None = None,
         sent: bool = True,
+        said: str = "",
     ) -> None:
-        super().__init__(text, retryable=retryable, status=status, stated=stated, sent=sent)
+        super().__init__(
+            text, retryable=retryable, status=status, stated=stated, sent=sent, said=said
+        )
 
 
 class ProviderStalledError(ProviderError):
