@@ -264,11 +264,9 @@ def _str(event: dict[str, Any], field: str) -> str:
 
 
 def _integer(digits: str) -> int | float:
-    # The length is looked at first: `int()` refuses more than 4,300 digits.
-    if len(digits) <= 20:
-        value = int(digits)
-        if -(2 ** (_INTEGER_BITS - 1)) <= value < 2**_INTEGER_BITS:
-            return value
+    value = int(digits)  # Past 4,300 digits a ValueError, as for any other text that is no JSON.
+    if -(2 ** (_INTEGER_BITS - 1)) <= value < 2**_INTEGER_BITS:
+        return value
     number = float(digits)
     if number in (float("inf"), float("-inf")):
         raise ValueError("a number past every float")

@@ -63,7 +63,7 @@ def read_stated_wait(
     if not verdict.statements and not verdict.limited:
         return None
     # Of equally long ones the later row binds: windows stand behind what repeats them.
-    binding = max(reversed(verdict.statements), key=_length, default=None)
+    binding = max(reversed(verdict.statements), key=lambda one: one.at_ms, default=None)
     return _wait(response, verdict, binding)
 
 
@@ -74,10 +74,6 @@ def _reading(provider: object, response: Response) -> Reading:
         if reading.recognises(response):
             return reading
     return generic.READING
-
-
-def _length(statement: Statement) -> tuple[bool, float]:
-    return (not statement.over, statement.at_ms)
 
 
 def _wait(response: Response, verdict: Verdict, binding: Statement | None) -> StatedWait:

@@ -272,7 +272,11 @@ def test_a_reply_that_breaks_its_wire_is_refused(events: list[Any]):
         assembled(*events)
 
 
-@pytest.mark.parametrize("text", ["", "no", "[]", '{"a": NaN}', '{"a": ' * 100_000, "{'a': 1}"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "no", "[]", '{"a": NaN}', '{"a": ' * 100_000, "{'a': 1}"]
+    + ['{"n": ' + "9" * digits + "}" for digits in (400, 5_000)],
+)
 def test_an_event_that_is_no_json_object_is_refused(text: str):
     with pytest.raises(UnreadableReplyError):
         read_json(text)

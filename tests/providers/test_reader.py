@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -121,6 +122,16 @@ def test_windows_of_a_call_that_went_through_are_telemetry():
     assert read(status=200, headers=headers, body="{}") is None
 
 
+@pytest.mark.parametrize("status", [200, 202])
+def test_a_call_that_went_through_states_nothing(status: int):
+    assert read(status=status, headers={"retry-after": "60"}, body="{}") is None
+
+
+def test_the_lines_of_a_clients_header_class_stay_apart():
+    headers = httpx2.Headers([("retry-after", "30"), ("retry-after", "60")])
+    assert stated(headers=headers).deadline_ms == NOW + 60_000
+
+
 def test_a_duration_without_a_clock_holds_until_released():
     assert stated(headers={"retry-after": "5"}, received_at=float("nan")).ends is (
         WaitEnds.UNTIL_RELEASED
@@ -172,6 +183,46 @@ def test_a_limited_call_on_a_healthy_subscription_is_a_rate_limit():
     assert (wait.kind, wait.deadline_ms) == (WaitKind.RATE_LIMITED, NOW + 30_000)
 
 
+def test_the_claim_of_a_healthy_subscription_is_telemetry():
+    headers = {"retry-after": "30"} | unified(
+        status="allowed",
+        **{"5h-reset": str(NOW_S + 9_000), "representative-claim": "five_hour"},
+    )
+    wait = stated(headers=headers, provider="anthropic")
+    assert (wait.kind, wait.deadline_ms) == (WaitKind.RATE_LIMITED, NOW + 30_000)
+
+
+@pytest.mark.parametrize(("claim", "ends_s"), [("five_hour", 100), ("overage", 900)])
+def test_overage_counts_only_as_the_claim_that_was_turned_down(claim: str, ends_s: int):
+    headers = unified(
+        status="rejected",
+        **{"representative-claim": claim, "5h-status": "rejected", "5h-reset": str(NOW_S + 100)},
+        **{"overage-status": "rejected", "overage-reset": str(NOW_S + 900)},
+    )
+    wait = stated(headers=headers, provider="anthropic")
+    assert wait.deadline_ms == NOW + ends_s * 1_000
+
+
+def test_a_window_without_a_status_is_used_up_at_its_whole_share():
+    headers = unified(
+        status="rejected",
+        **{"5h-utilization": "1.0", "5h-reset": str(NOW_S + 100)},
+        **{"7d-utilization": "0.99", "7d-reset": str(NOW_S + 900)},
+    )
+    assert stated(headers=headers, provider="anthropic").deadline_ms == NOW + 100_000
+
+
+def test_a_per_minute_window_with_something_left_does_not_count():
+    prefix = "anthropic-ratelimit-"
+    headers = {
+        f"{prefix}requests-remaining": "0",
+        f"{prefix}requests-reset": "2026-10-07T12:00:20Z",
+        f"{prefix}tokens-remaining": "500",
+        f"{prefix}tokens-reset": "2026-10-07T12:01:00Z",
+    }
+    assert stated(headers=headers, provider="anthropic").deadline_ms == NOW + 20_000
+
+
 def test_an_epoch_that_is_plainly_a_delta_is_not_read_as_past():
     headers = unified(status="rejected", reset="3600")
     wait = stated(headers=headers, provider="anthropic")
@@ -217,6 +268,13 @@ def test_a_limit_within_a_stream_counts_the_windows_of_its_head():
     wait = stated(status=200, headers=headers, body=body, provider="anthropic", transport="sse")
     assert (wait.kind, wait.scope) == (WaitKind.RATE_LIMITED, WaitScope.MODEL)
     assert (wait.deadline_ms, wait.window) == (NOW + 40_000, "input-tokens")
+
+
+def test_a_stream_s_error_is_read_whatever_separators_its_words_hold():
+    error = {"type": "overloaded_error", "message": "Over\u2028loaded"}
+    words = json.dumps({"type": "error", "error": error}, ensure_ascii=False)
+    wait = stated(status=200, body=f"event: error\r\ndata: {words}\r\n\r\n", transport="sse")
+    assert wait.kind is WaitKind.OVERLOADED
 
 
 def test_a_stream_that_only_quotes_an_error_is_not_limited():

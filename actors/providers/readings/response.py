@@ -11,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,8 @@ from ..stated import WaitKind, WaitScope
 
 BODY_CHARS_MAX = 1_000_000
 """What is read of a body. No refusal is as long; a reply that was taken for one may be."""
+
+_LINE_END = re.compile(r"[\r\n]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +157,8 @@ def _documents(text: str) -> Iterable[dict[str, Any]]:
     if whole is not None:
         yield whole
         return
-    for line in text.splitlines():
+    # Not `splitlines`: it also splits at separators that JSON may hold as they are.
+    for line in _LINE_END.split(text):
         if line.startswith("data:"):
             event = _json_object(line[5:])
             if event is not None:
