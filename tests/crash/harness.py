@@ -54,6 +54,7 @@ class Trial:
     deaths: int = 0
     """Deaths that nobody here caused: a crash point, or a fault."""
     verdict: Verdict = field(default_factory=Verdict)
+    observed: Observed | None = None
     seconds: float = 0.0
     first_half_s: float = 0.0
     kept: Path | None = None
@@ -85,6 +86,7 @@ class Player:
         try:
             with trio.fail_after(TRIAL_S_MAX):
                 observed = await self._play(root)
+            self._trial.observed = observed
             self._trial.verdict = judge(observed)
         except* (Stuck, trio.TooSlowError, DemoError) as group:
             for error in _leaves(group):
