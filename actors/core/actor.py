@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pykka
 
-from .asks import STANCE, check
+from .asks import STANCE, check_ring, check_table
 from .cell import BIRTH, Cell
 from .envelope import ANSWER, TIMER, Answer, Ended
 from .errors import ActorDeadError, AskCycleError, MailboxFullError
@@ -95,10 +95,9 @@ class _Request(Target):
         value, error, _ = self._outcome
         answer = Answer(self._tag, value, error, self._message)
         cell = self._asker
-        item = (ANSWER, (self._chain[:-1], answer), self._incarnation, 0)
-        if not cell.box.put_internal(item):
-            with cell.system.lock:
-                cell.dropped += 1
+        payload = (self._chain[:-1], answer)
+        if not cell.box.put_internal((ANSWER, payload, self._incarnation, 0)):
+            cell.drop_internal(ANSWER, payload, self._incarnation)
 
 
 class TrioActor(pykka.Actor):
@@ -287,7 +286,8 @@ class TrioActor(pykka.Actor):
         asked = ref._cell
         system = cell.system
         stance = STANCE.get()
-        check(stance, asked.key, asked.role, system.asks, message)
+        check_ring(stance[0], asked.key, message)
+        check_table(stance, asked.role, system.asks, message)
         if asked is cell:
             raise AskCycleError(
                 f"{cell} asks itself; nothing was sent; tell it",
@@ -326,9 +326,9 @@ class TrioActor(pykka.Actor):
         names = STANCE.get()[0][:-1]
 
         def finish(value: Any, error: BaseException | None) -> None:
-            item = (ANSWER, (names, Answer(tag, value, error, afn)), incarnation, 0)
-            if not cell.box.put_internal(item):
-                cell.dropped += 1
+            payload = (names, Answer(tag, value, error, afn))
+            if not cell.box.put_internal((ANSWER, payload, incarnation, 0)):
+                cell.drop_internal(ANSWER, payload, incarnation)
 
         return cell.start_task(afn, args, None, finish)
 

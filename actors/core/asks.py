@@ -6,7 +6,7 @@ the chain could never be answered, so it is refused before it is sent.
 
 Invariants:
     I1. A chain holds a key at most once.
-    I2. An ask that `check` lets pass closes no ring of waiting handlers that the chain knows.
+    I2. An ask that `check_ring` lets pass closes no ring of waiting handlers that the chain knows.
 
 No thread of its own; every function here may be called on any thread.
 """
@@ -108,22 +108,29 @@ class AskTable:
         return None
 
 
-def check(stance: Stance, key: str, role: str | None, table: AskTable | None, message: Any) -> None:
-    """Refuse an ask that would close a ring, or that the table does not hold.
+def check_ring(names: tuple[str, ...], key: str, message: Any) -> None:
+    """Refuse to wait for an actor that waits itself.
 
     Raises:
         AskCycleError: The asked actor is in the chain.
-        UndeclaredAskError: Both have a role and the table does not hold the pair.
     """
-    names, asker = stance
     if key in names:
         ring = (*names[names.index(key) :], key)
         raise AskCycleError(
-            f"{' -> '.join(ring)}: this ask could never be answered; nothing was sent; "
+            f"{' -> '.join(ring)}: waiting for this reply would never end; it is not waited for; "
             "tell it, or take the reply later",
             ring=ring,
             message=message,
         )
+
+
+def check_table(stance: Stance, role: str | None, table: AskTable | None, message: Any) -> None:
+    """Refuse an ask that the table does not hold.
+
+    Raises:
+        UndeclaredAskError: Both have a role and the table does not hold the pair.
+    """
+    asker = stance[1]
     if table is None or asker is None or role is None or table.allows(asker, role):
         return
     raise UndeclaredAskError(

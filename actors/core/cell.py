@@ -20,7 +20,6 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-import traceback
 import uuid
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -32,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pykka
 import trio
 from pykka.messages import ProxyCall, ProxyGetAttr, ProxySetAttr
+from trio.lowlevel import checkpoint, current_task, wait_task_rescheduled
 
 from .asks import STANCE, Stance
 from .deadletters import DeadLetter, Quarantined
@@ -247,7 +247,7 @@ class Cell:
         self._started: TrioFuture[None] | None = None
         self._stopped_future: TrioFuture[None] | None = None
         self._idle: TrioFuture[None] | None = None
-        self._pills: list[TrioFuture[None]] | None = None
+        self._pills: list[Target] | None = None
         self._halt_deadline_s: float | None = None
 
     def __str__(self) -> str:
@@ -353,8 +353,11 @@ class Cell:
         except Exception as exc:  # noqa: BLE001 - it is the incarnation's end, and handed on.
             error = exc
         except BaseException as exc:
-            self._abandon(exc)
-            raise
+            if _cancels(exc) or not self.system.stop_all_on_base_exception:
+                self._abandon(exc)
+                raise
+            error = exc
+            self.system.stop_everything()
         if error is None and not left:
             error = self.failure or ActorKilledError(
                 f"an incarnation of {self} was killed; its supervisor decides whether another "
@@ -401,6 +404,8 @@ class Cell:
         crash_on_ask = actor.crash_on_ask_error
         watched = self.system.debug and self.role is not None
         special = _SPECIAL
+        task = current_task()
+        abort = box.abort
         box.urgent = True  # The incarnation before may have left something in the lanes.
         while True:
             source = box.returned or user
@@ -435,6 +440,8 @@ class Cell:
                             if result.__class__ is CoroutineType:
                                 self.handled += handled
                                 handled = 0
+                                if box.waiting:
+                                    box.give_room()
                                 result = await (one_checkpoint(result, self) if watched else result)
                             if result is LATER:
                                 self.inflight = None
@@ -462,6 +469,8 @@ class Cell:
                             if result.__class__ is CoroutineType:
                                 self.handled += handled
                                 handled = 0
+                                if box.waiting:
+                                    box.give_room()
                                 result = await (one_checkpoint(result, self) if watched else result)
                         except ActorCrash:
                             raise
@@ -490,7 +499,13 @@ class Cell:
                 box.give_room()
             if self._idle is not None and not user and not box.urgent:
                 self._settle_idle()
-            await box.wait()
+            box.attention = True
+            if user or box.urgent or box.returned:
+                box.attention = False
+                await checkpoint()
+            else:
+                box.parked = task
+                await wait_task_rescheduled(abort)
 
     def _answer(self, target: Target, value: Any, error: BaseException | None) -> None:
         """Settle the in-flight envelope's target and count it."""
@@ -524,7 +539,7 @@ class Cell:
     # -- control and internal lanes
 
     async def _serve_urgent(self, actor: TrioActor) -> str | None:
-        """Serve control flags and what the internal lane held on entry.
+        """Serve control flags and what the internal lane held on entry, for a batch's time.
 
         Only that: what arrives meanwhile waits for one user message, so that the internal lane
         cannot starve the user lane.
@@ -535,7 +550,7 @@ class Cell:
         if control:
             if control & KILL and self.scope is not None:
                 self.scope.cancel(reason="killed")
-                await trio.lowlevel.checkpoint()
+                await checkpoint()
             if control & HALT:
                 return HALTED
             if control & STOP_NOW:
@@ -543,9 +558,10 @@ class Cell:
                 return STOPPED_NOW
         lane = box.internal
         if lane:
-            for _ in range(len(lane)):
+            until = time.perf_counter() + BATCH_S
+            for count in range(1, len(lane) + 1):
                 await self._serve_internal(actor, lane.popleft())
-                if box.control:
+                if box.control or (count % _LOOK_EVERY == 0 and time.perf_counter() > until):
                     break
             if lane or box.control:
                 box.urgent = True
@@ -586,7 +602,7 @@ class Cell:
     def _take_pill(self, target: Target) -> None:
         if self._pills is None:
             self._pills = []
-        self._pills.append(target)  # type: ignore[arg-type]
+        self._pills.append(target)
 
     async def _leave(self, actor: TrioActor, how: str) -> None:
         """Serve what is owed, end the tasks, run `on_stop`. Only for a stop, not for a crash."""
@@ -615,13 +631,14 @@ class Cell:
 
     async def _wait_internal(self) -> None:
         """Sleep until the internal lane or a reply handle stirs."""
-        self.box.attention = True
-        if self.box.urgent:
-            self.box.attention = False
-            await trio.lowlevel.checkpoint()
-            return
-        self.box.parked = trio.lowlevel.current_task()
-        await trio.lowlevel.wait_task_rescheduled(self.box._abort)
+        box = self.box
+        box.attention = True
+        if box.urgent:
+            box.attention = False
+            await checkpoint()
+        else:
+            box.parked = current_task()
+            await wait_task_rescheduled(box.abort)
 
     async def _end_tasks(self) -> None:
         """Cancel the incarnation's tasks and wait until they have ended."""
@@ -725,7 +742,9 @@ class Cell:
             return
         try:
             with trio.move_on_after(self.shutdown_s):
-                result: Any = actor.on_failure(*info)
+                # Pykka's rule: what is no Exception stops the actor, it does not fail it.
+                fails = isinstance(error, Exception | BaseExceptionGroup)
+                result: Any = actor.on_failure(*info) if fails else actor.on_stop()
                 if result.__class__ is CoroutineType:
                     await result
         except Exception:
@@ -741,7 +760,7 @@ class Cell:
             message, target, deliveries = envelope
             if target is not None:
                 self.owed.pop(target, None)
-            if isinstance(exc, trio.Cancelled | BaseExceptionGroup):
+            if _cancels(exc):
                 self.dead += 1
                 self.system.dead_letters.record(self._letter(message, "system_ended"))
                 if target is not None:
@@ -773,9 +792,7 @@ class Cell:
             self._tell_watchers(reason, final=True)
         self._settle_idle()
         self._settle_started(reason)
-        pills, self._pills = self._pills, None
-        for pill in pills or ():
-            pill._answer(None)
+        self.settle_pills()
         with self.system.lock:
             stopped = self._stopped_future
         if stopped is not None:
@@ -811,14 +828,20 @@ class Cell:
                 self._bury_one(envelope, "stopped")
         while box.internal:
             try:
-                kind, payload, _, _ = box.internal.popleft()
+                kind, payload, incarnation, _ = box.internal.popleft()
             except IndexError:
                 break
             if kind == TELL:
                 self._bury_one((payload, None, 0), "stopped")
             else:
-                with self.system.lock:
-                    self.dropped += 1
+                self.drop_internal(kind, payload, incarnation)
+
+    def drop_internal(self, kind: int, payload: Any, incarnation: int) -> None:
+        """Count an item that nobody will handle; a fact becomes a dead letter. Any thread."""
+        with self.system.lock:
+            self.dropped += 1
+        if kind == ANSWER and not incarnation:
+            self.system.dead_letters.record(self._letter(payload[1], "fact_undelivered"))
 
     def drop(self, envelope: Envelope) -> None:
         """Make a dead letter of an envelope that an overflow policy drops. Any thread."""
@@ -865,7 +888,6 @@ class Cell:
                 self.key,
                 message,
                 error,
-                "".join(traceback.format_exception(error)),
                 self.incarnation,
                 deliveries,
                 self.system.clock.now_ms(),
@@ -1014,12 +1036,20 @@ class Cell:
         if self.scope is not None:
             self.scope.cancel(reason=reason or "killed")
 
-    def stop_now(self) -> None:
+    def stop_now(self, done: TrioFuture[None] | None = None) -> None:
         """Stop after the current message; what is queued becomes dead letters."""
-        if self.state in ("held", "waiting"):
+        if done is not None:
+            if self._pills is None:
+                self._pills = []
+            self._pills.append(done)
+        if self.state in ("held", "waiting", "ended"):
             if self.supervisor._ends_with(self):
                 self.ending = True
                 self.nudge()
+            else:
+                self.settle_pills()
+            if self.state == "ended":
+                self.settle_pills()
             return
         self.box.signal(STOP_NOW)
 
@@ -1079,7 +1109,10 @@ class Cell:
         """Whether it runs and has something to handle."""
         if self.state not in ("running", "new"):
             return False
-        return bool(self.box.user or self.box.urgent or self.box.returned or self.inflight)
+        box = self.box
+        return bool(
+            box.user or box.urgent or box.returned or self.inflight or self.inflight_internal
+        )
 
     async def wait_change(self) -> None:
         """Wait until it idles, is held or ends, or a reply was settled. A checkpoint."""
@@ -1136,6 +1169,13 @@ def _attribute(root: Any, path: Any) -> Any:
     for name in path:
         root = getattr(root, name)
     return root
+
+
+def _cancels(exc: BaseException) -> bool:
+    """Whether the run is being cancelled, rather than ended by a handler's own exception."""
+    return isinstance(exc, trio.Cancelled) or (
+        isinstance(exc, BaseExceptionGroup) and exc.subgroup(trio.Cancelled) is not None
+    )
 
 
 def _name_of(afn: Any) -> str:

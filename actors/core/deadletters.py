@@ -16,6 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from traceback import format_exception
 from typing import Any, Generic, TypeVar
 
 KEPT_MAX = 1_000
@@ -30,7 +31,8 @@ class DeadLetter:
     Attributes:
         actor: Whose mailbox it was in.
         message: What was sent.
-        reason: `stopped`, `overflow`, `expired`, `outcome_unknown` or `system_ended`.
+        reason: `stopped`, `overflow`, `expired`, `outcome_unknown`, `system_ended`, or
+            `fact_undelivered` for an answer that was a fact and found no actor.
         at_ms: When, in epoch milliseconds.
     """
 
@@ -48,7 +50,6 @@ class Quarantined:
         actor: Whose mailbox it was in.
         message: What was sent.
         error: What ended the incarnation.
-        traceback: Its traceback, as text.
         incarnation: Which incarnation, from 1.
         deliveries: How often a handler was started with it.
         at_ms: When, in epoch milliseconds.
@@ -57,7 +58,6 @@ class Quarantined:
     actor: str
     message: Any
     error: BaseException
-    traceback: str
     incarnation: int
     deliveries: int
     at_ms: int
@@ -66,6 +66,11 @@ class Quarantined:
     def reason(self) -> str:
         """The class name of the error."""
         return type(self.error).__name__
+
+    @property
+    def traceback(self) -> str:
+        """The error's traceback as text, formatted when asked for: it is dearer than a restart."""
+        return "".join(format_exception(self.error))
 
 
 E = TypeVar("E", DeadLetter, Quarantined)

@@ -33,6 +33,7 @@ from trio.lowlevel import (
     wait_task_rescheduled,
 )
 
+from .asks import STANCE, check_ring
 from .errors import AskTimeoutError, FutureSettledError, WouldDeadlockError
 
 if TYPE_CHECKING:
@@ -101,9 +102,10 @@ def open_outcome(outcome: Outcome) -> Any:
 class _TaskWaiter:
     """A trio task that waits for a future."""
 
-    __slots__ = ("ident", "task", "token")
+    __slots__ = ("callbacks", "ident", "task", "token")
 
-    def __init__(self, task: trio.lowlevel.Task) -> None:
+    def __init__(self, task: trio.lowlevel.Task, callbacks: list[Callable[[], object]]) -> None:
+        self.callbacks = callbacks
         self.task: trio.lowlevel.Task | None = task
         self.ident = get_ident()
         self.token = current_trio_token()
@@ -125,6 +127,8 @@ class _TaskWaiter:
 
     def abort(self, _raise_cancel: object) -> Abort:
         self.task = None
+        with suppress(ValueError):  # Settled meanwhile: it is popped already.
+            self.callbacks.remove(self)
         return Abort.SUCCEEDED
 
 
@@ -142,6 +146,7 @@ class TrioFuture(Target, pykka.Future[T]):
     _get_hook_result: Any = None
     _hook_lock: Any = None
     _sources: tuple[pykka.Future[Any], ...] = ()
+    _ring: tuple[str, Any] | None = None  # Who was asked though it waits, and with what.
     _no_result: ClassVar[object] = object()
 
     def __init__(self) -> None:
@@ -246,7 +251,10 @@ class TrioFuture(Target, pykka.Future[T]):
             yield
             return self.get()
         if self._outcome is None:
-            waiter = _TaskWaiter(task)
+            if self._ring is not None:
+                check_ring(STANCE.get()[0], *self._ring)
+            callbacks = self.__dict__.setdefault("_callbacks", [])
+            waiter = _TaskWaiter(task, callbacks)
             self.on_done(waiter)
             if waiter.task is not None:
                 yield from wait_task_rescheduled(waiter.abort).__await__()  # noqa: ASYNC105

@@ -171,7 +171,7 @@ class HostedSystem:
         return future
 
     def _start_call(self, future: TrioFuture[T], afn: Any, args: tuple[Any, ...]) -> None:
-        if self.system.ended:
+        if self.system.closing:
             future._fail(self._ended())
             return
         self.system.nursery.start_soon(self._call, future, afn, args)

@@ -26,11 +26,11 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
-from trio.lowlevel import Abort, checkpoint, current_task, reschedule, wait_task_rescheduled
+from trio.lowlevel import Abort, reschedule
 
 from .envelope import Envelope, Internal
 from .errors import ActorDeadError, MailboxClosedError, MailboxFullError
-from .future import TrioFuture
+from .future import Target, TrioFuture
 
 if TYPE_CHECKING:
     from .cell import Cell
@@ -268,18 +268,8 @@ class Mailbox:
             self.parked = None
             reschedule(task)
 
-    @trio.lowlevel.enable_ki_protection
-    async def wait(self) -> None:
-        """Sleep until a lane holds something. Always a checkpoint; cancelled, nothing is taken."""
-        self.attention = True
-        if self.user or self.urgent or self.returned:
-            self.attention = False
-            await checkpoint()
-            return
-        self.parked = current_task()
-        await wait_task_rescheduled(self._abort)
-
-    def _abort(self, _raise_cancel: object) -> Abort:
+    def abort(self, _raise_cancel: object) -> Abort:
+        """Take back the announced sleep of a consumer that is cancelled."""
         self.attention = False
         self.parked = None
         return Abort.SUCCEEDED
@@ -300,7 +290,10 @@ class Mailbox:
 
     def put(self, envelope: Any, /) -> None:
         """Accept a pykka envelope."""
-        self.offer((envelope.message, envelope.reply_to, 0))
+        target = envelope.reply_to
+        if target is not None and not isinstance(target, Target):
+            raise TypeError("a TrioActor is asked by its ref, which makes the future")
+        self.offer((envelope.message, target, 0))
 
     def empty(self) -> bool:
         """Whether no envelope waits."""

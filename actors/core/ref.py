@@ -14,10 +14,9 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pykka
-import trio
 from trio.lowlevel import in_trio_run
 
-from .asks import IDLE, STANCE, check
+from .asks import IDLE, STANCE, check_ring, check_table
 from .envelope import STOP_PILL, TELL
 from .errors import ActorDeadError, AskTimeoutError, MailboxFullError, WouldDeadlockError
 from .future import TrioFuture
@@ -180,7 +179,8 @@ class TrioActorRef(pykka.ActorRef[A]):
 
         Raises:
             WouldDeadlockError: `block=True` where trio runs; nothing was sent.
-            AskCycleError: The actor waits for the asker; nothing was sent.
+            AskCycleError: The actor waits for the asker; nothing was sent. With `block=False` it is
+                sent, and awaiting the future raises.
             UndeclaredAskError: The table of asks does not hold the pair; nothing was sent.
             AskTimeoutError: Blocking, and there was no reply in time.
         """
@@ -188,8 +188,17 @@ class TrioActorRef(pykka.ActorRef[A]):
         box = cell.box
         system = cell.system
         stance = STANCE.get()
+        names = stance[0]
+        future: TrioFuture[Any] = TrioFuture()
         if stance is not IDLE:
-            check(stance, cell.key, cell.role, system.asks, message)
+            check_table(stance, cell.role, system.asks, message)
+            if block is not False:
+                check_ring(names, cell.key, message)
+            elif cell.key in names:
+                # Pykka's proxies to oneself are such asks, and are not waited for; one that is
+                # waited for is refused then.
+                future._ring = (cell.key, message)
+                names = ()
         blocks = False
         if get_ident() == box.ident or in_trio_run():
             if block:
@@ -198,9 +207,8 @@ class TrioActorRef(pykka.ActorRef[A]):
                 )
         else:
             blocks = block is None or block
-        future: TrioFuture[Any] = TrioFuture()
-        if stance[0]:
-            future._chain = stance[0]
+        if names:
+            future._chain = names
         if timeout is None:
             timeout = system.ask_timeout_s
         elif timeout == _FOREVER:
@@ -262,8 +270,8 @@ class TrioActorRef(pykka.ActorRef[A]):
             done: TrioFuture[None] = TrioFuture()
             done.on_done(lambda: result._answer(True))
             if now:
-                cell.ended_future().on_done(lambda: done._answer(None))
-                cell.system.on_loop(cell.stop_now)
+                if not cell.system.on_loop(cell.stop_now, done):
+                    result._answer(False)
             else:
                 cell.box.append((STOP_PILL, done, 0))
         if running_trio or block is False:
@@ -280,7 +288,6 @@ class TrioActorRef(pykka.ActorRef[A]):
     async def stopped(self) -> None:
         """Wait until the actor has ended for good. A checkpoint."""
         await self._cell.ended_future()
-        await trio.lowlevel.checkpoint_if_cancelled()
 
     def statistics(self) -> ActorStatistics:
         """Return a snapshot of the actor."""

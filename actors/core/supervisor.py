@@ -204,8 +204,8 @@ class Supervisor:
         self._recent: deque[float] = deque()
         self._lock = trio.Lock()
         self._operating = False
-        self._fallen: list[tuple[str, BaseException | None]] = []
-        self._stopping: trio.Event | None = None
+        self._fallen: list[tuple[str, Exit]] = []
+        self._stopping = trio.Event()
 
     def __str__(self) -> str:
         return self.spec.id
@@ -275,8 +275,6 @@ class Supervisor:
         """
         if self.state == "stopped":
             return
-        if self._stopping is None:
-            self._stopping = trio.Event()
         self._stopping.set()
         async with self._operation():
             for id_, child in reversed(list(self._children.items())):
@@ -307,7 +305,7 @@ class Supervisor:
         return _Operation(self)
 
     def _check_running(self) -> None:
-        if self.state == "stopped" or self._stopping is not None or self.system.stopping:
+        if self.state == "stopped" or self._stopping.is_set() or self.system.stopping:
             raise ActorDeadError(
                 f"supervisor {self} has stopped; nothing was started",
                 actor=self.spec.id,
@@ -420,43 +418,40 @@ class Supervisor:
             return 0.0
         if self._operating or self.state != "running":
             cell.held = True
-            if outcome.counts:
-                self._fallen.append((cell.child_id, outcome.error))
-            else:
-                self._fallen.append((cell.child_id, None))
+            self._fallen.append((cell.child_id, outcome))
             return 0.0
-        if outcome.poison and self.spec.on_exhausted == "park":
+        if self.spec.strategy == "one_for_one" and not outcome.poison:
+            delay_s = self._restart_delay(outcome.counts)
+            if delay_s is not None:
+                return delay_s
             cell.held = True
-            self._soon(self._exhaust, outcome.error)
+            self._soon(self._exhaust, outcome)
             return 0.0
-        delay_s = self._restart_delay(outcome.counts)
-        if delay_s is None:
-            cell.held = True
-            self._soon(self._exhaust, outcome.error)
-            return 0.0
-        if self.spec.strategy == "one_for_one":
-            return delay_s
         cell.held = True
-        self._soon(self._regroup, cell.child_id, delay_s)
+        self._decide(cell.child_id, outcome)
         return 0.0
 
     def _child_ended(self, cell: Cell) -> None:
         child = self._children.get(cell.child_id)
-        if isinstance(child, _ActorChild) and child.cell is cell and not self._operating:
+        if isinstance(child, _ActorChild) and child.cell is cell:
             del self._children[cell.child_id]
 
     def _supervisor_failed(self, child: Supervisor, error: BaseException) -> None:
         """A child supervisor escalated: it counts as a child that crashed."""
-        if self.system.stopping or self._stopping is not None:
+        if self.system.stopping or self._stopping.is_set():
             return
         if self._operating or self.state != "running":
-            self._fallen.append((child.spec.id, error))
-            return
-        delay_s = self._restart_delay(counts=True)
-        if delay_s is None:
-            self._soon(self._exhaust, error)
+            self._fallen.append((child.spec.id, Exit(CRASHED, error)))
         else:
-            self._soon(self._regroup, child.spec.id, delay_s)
+            self._decide(child.spec.id, Exit(CRASHED, error))
+
+    def _decide(self, id_: str, outcome: Exit) -> None:
+        """Restart the group by its strategy, or park or escalate, in a task of the system."""
+        delay_s = None if outcome.poison else self._restart_delay(outcome.counts)
+        if delay_s is None:
+            self._soon(self._exhaust, outcome)
+        else:
+            self._soon(self._regroup, id_, delay_s)
 
     def _soon(self, afn: Callable[..., Any], *args: Any) -> None:
         self._operating = True
@@ -495,93 +490,81 @@ class Supervisor:
     async def _regroup(self, id_: str, delay_s: float) -> None:
         """Stop what the strategy says, in reverse order, and start it again in order."""
         async with self._operation():
-            while True:
-                affected = self._affected(id_)
-                for child in reversed(affected):
-                    if isinstance(child, _ActorChild) and child.restart == "temporary":
-                        await child.end()
-                        self._children.pop(child.cell.child_id, None)
-                    else:
-                        await child.halt()
-                if await self._paused(delay_s):
-                    return
-                failed = await self._launch_in_order(affected)
-                fallen, self._fallen = self._fallen, []
-                if failed is None and not fallen:
-                    return
-                if failed is None:
-                    failed = self._first_of(fallen)
-                    if failed is None:
-                        return
-                id_, error = failed
-                next_delay_s = self._restart_delay(counts=error is not None)
-                if next_delay_s is None:
-                    await self._exhausted(error)
-                    return
-                delay_s = next_delay_s
+            await self._restart(self._affected(id_), delay_s)
 
-    def _first_of(
-        self, fallen: list[tuple[str, BaseException | None]]
-    ) -> tuple[str, BaseException | None] | None:
+    async def _relaunch(self) -> None:
+        """Start all children, after an unpark."""
+        async with self._operation():
+            self._fallen.clear()
+            await self._restart(list(self._children.values()), 0.0)
+
+    async def _restart(self, affected: list[_ActorChild | Supervisor], delay_s: float) -> None:
+        """Stop and start again until all run, the intensity is exceeded, or a stop comes."""
+        while self.state == "running":
+            for child in reversed(affected):
+                if isinstance(child, _ActorChild) and child.restart == "temporary":
+                    await child.end()
+                else:
+                    await child.halt()
+            with trio.move_on_after(delay_s):
+                await self._stopping.wait()
+            if self._stopping.is_set() or self.system.stopping:
+                return
+            failed = await self._launch_in_order(affected)
+            fallen, self._fallen = self._fallen, []
+            if failed is None:
+                failed = self._first_of(fallen)
+            if failed is None:
+                return
+            id_, outcome = failed
+            next_delay_s = None if outcome.poison else self._restart_delay(outcome.counts)
+            if next_delay_s is None:
+                await self._exhausted(outcome)
+                return
+            affected, delay_s = self._affected(id_), next_delay_s
+
+    def _first_of(self, fallen: list[tuple[str, Exit]]) -> tuple[str, Exit] | None:
         """Of children that ended during an operation, the one that was started first."""
-        order = {id_: place for place, id_ in enumerate(self._children)}
+        order = {id_: place for place, id_ in enumerate(self._children)} if fallen else {}
         known = [item for item in fallen if item[0] in order]
         return min(known, key=lambda item: order[item[0]]) if known else None
 
     async def _launch_in_order(
         self, children: list[_ActorChild | Supervisor]
-    ) -> tuple[str, BaseException | None] | None:
+    ) -> tuple[str, Exit] | None:
+        """Start children in order; return the first that fails to start, and how."""
         for child in children:
             id_ = child.cell.child_id if isinstance(child, _ActorChild) else child.spec.id
             if id_ not in self._children:
                 continue
             error = await child.launch()
             if error is not None:
-                return id_, error
+                return id_, Exit(CRASHED, error, unstarted=True)
         return None
 
-    async def _paused(self, delay_s: float) -> bool:
-        """Wait; return whether the supervisor is to stop instead."""
-        if self._stopping is None:
-            self._stopping = trio.Event()
-            fresh = True
-        else:
-            fresh = False
-        event = self._stopping
-        with trio.move_on_after(delay_s):
-            await event.wait()
-            return True
-        if fresh and self._stopping is event and not event.is_set():
-            self._stopping = None
-        return False
-
-    async def _relaunch(self) -> None:
+    async def _exhaust(self, outcome: Exit) -> None:
         async with self._operation():
-            self._fallen.clear()
-            failed = await self._launch_in_order(list(self._children.values()))
-            if failed is None:
-                return
-            await self._exhausted(failed[1])
+            if self.state == "running" and not self._stopping.is_set():
+                await self._exhausted(outcome)
 
-    async def _exhaust(self, error: BaseException | None) -> None:
-        async with self._operation():
-            await self._exhausted(error)
-
-    async def _exhausted(self, error: BaseException | None) -> None:
+    async def _exhausted(self, outcome: Exit) -> None:
         """Stop the children, then park or escalate."""
+        if outcome.poison:
+            what = "a message went past its deliveries"
+        else:
+            what = f"more than {self.spec.intensity} restarts in {self.spec.period_s} s"
         failure = IntensityExceededError(
-            f"supervisor {self}: more than {self.spec.intensity} restarts in "
-            f"{self.spec.period_s} s; its children are stopped, their mailboxes stand; "
+            f"supervisor {self}: {what}; its children are stopped, their mailboxes stand; "
             "the last error is the cause",
             supervisor=self.spec.id,
             restarts=len(self._recent),
             period_s=self.spec.period_s,
         )
-        failure.__cause__ = error
+        failure.__cause__ = outcome.error
         self.last_error = failure
         await self._halt_all()
         self._fallen.clear()
-        if self.spec.on_exhausted == "park":
+        if self.spec.on_exhausted == "park" or outcome.poison:
             self.state = "parked"
             self.system.emit("parked", self.spec.id, error=failure)
             if self.spec.on_parked is not None:
@@ -618,11 +601,5 @@ class _Operation:
         if supervisor.state != "running" or supervisor.system.stopping:
             return
         first = supervisor._first_of(fallen)
-        if first is None:
-            return
-        id_, error = first
-        delay_s = supervisor._restart_delay(counts=error is not None)
-        if delay_s is None:
-            supervisor._soon(supervisor._exhaust, error)
-        else:
-            supervisor._soon(supervisor._regroup, id_, delay_s)
+        if first is not None:
+            supervisor._decide(*first)

@@ -15,7 +15,6 @@ import logging
 import random
 import threading
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from threading import get_ident
 from types import TracebackType
@@ -28,7 +27,7 @@ from .asks import AskTable
 from .cell import ActorStatistics, Cell
 from .clock import Clock, SystemClock
 from .deadletters import DeadLetter, Ledger, Quarantined
-from .errors import ActorDeadError
+from .errors import ActorDeadError, NameTakenError
 from .ports import DeadLetterSink, Event, EventSink, QuarantineSink
 from .ref import TrioActorRef
 from .registry import Names
@@ -170,6 +169,7 @@ class ActorSystem:
         self.cells: dict[Cell, None] = {}
         self.refusing = False
         self.stopping = False
+        self.closing = False  # The nursery may take no more tasks.
         self.ended = False
         self._handled = 0
         self._event_failures = 0
@@ -228,6 +228,7 @@ class ActorSystem:
             else:
                 with trio.CancelScope(shield=True):
                     await self.shutdown(deadline_s=5.0, drain=False)
+            self.stopping = self.closing = True
             self._wheel_scope.cancel()
             swallowed = await self._manager.__aexit__(*passed)
             if passed[1] is not None and passed[1] is not error and not swallowed:
@@ -237,7 +238,7 @@ class ActorSystem:
             _running.set(self._outer)
             for cell in list(self.cells):
                 cell._end(None)
-            self.wheel.expire_all()
+            self.wheel.end(self._not_running())
         return False if plain is not None else swallowed
 
     # -- starting
@@ -276,7 +277,8 @@ class ActorSystem:
         name: str | None,
         register: bool,
     ) -> TrioActorRef[Any]:
-        if self.stopping or self.ident == -1:
+        foreign = get_ident() != self.ident
+        if self.stopping or self.ident == -1 or (self.refusing and foreign):
             raise self._not_running()
         cell = Cell(self, self.user, actor_class, args, kwargs, name=name)
         self.enter(cell, register=False)
@@ -285,7 +287,7 @@ class ActorSystem:
             if register:
                 cell.registered = True
                 pykka.ActorRegistry.register(cell.ref)
-            if get_ident() == self.ident:
+            if not foreign:
                 self.user.adopt(cell)
             else:
                 self.token.run_sync_soon(self._adopt, cell)
@@ -298,7 +300,7 @@ class ActorSystem:
 
     def _adopt(self, cell: Cell) -> None:
         """Take a cell that a host thread started. Runs under run_sync_soon: it does not raise."""
-        if self.ended or self.stopping:
+        if self.stopping:
             cell._end(None)
         else:
             self.user.adopt(cell)
@@ -318,7 +320,7 @@ class ActorSystem:
 
     def _not_running(self) -> ActorDeadError:
         return ActorDeadError(
-            f"{self} does not run; nothing was started; start it in a running system",
+            f"{self} does not run; nothing was done; use a running system",
             actor=self.name,
             message=None,
         )
@@ -343,7 +345,9 @@ class ActorSystem:
         parent._check_running()
         supervisor = Supervisor(self, spec, parent)
         if parent._children.setdefault(spec.id, supervisor) is not supervisor:
-            raise parent_has(parent, spec.id)
+            raise NameTakenError(
+                f"supervisor {parent} has a child {spec.id!r}; nothing was started", name=spec.id
+            )
         try:
             await supervisor._start_all()
         except BaseException:
@@ -392,13 +396,25 @@ class ActorSystem:
         if self.cells.pop(cell, 0) is None:
             self._handled += cell.handled
 
-    def on_loop(self, function: Callable[..., object], *args: Any) -> None:
-        """Call a function that does not raise on the loop thread: now, or soon."""
+    def on_loop(self, function: Callable[..., object], *args: Any) -> bool:
+        """Call a function that does not raise on the loop thread: now, or soon.
+
+        Return False where the run has ended and it will not be called.
+        """
         if get_ident() == self.ident:
             function(*args)
-            return
-        with suppress(trio.RunFinishedError):
+            return True
+        try:
             self.token.run_sync_soon(function, *args)
+        except trio.RunFinishedError:
+            return False
+        return True
+
+    def stop_everything(self) -> None:
+        """Stop every actor after its current message: pykka's rule for a BaseException."""
+        for cell in reversed(list(self.cells)):
+            cell.ending = True
+            cell.stop_now()
 
     # -- the end
 
@@ -520,10 +536,3 @@ class ActorSystem:
         for cell in list(self.cells):
             cell._end(None)
         self._wheel_scope.cancel()
-
-
-def parent_has(parent: Supervisor, id_: str) -> Exception:
-    """Return the error of a second child of one id."""
-    from .errors import NameTakenError
-
-    return NameTakenError(f"supervisor {parent} has a child {id_!r}; nothing was started", name=id_)

@@ -138,8 +138,8 @@ class Wheel:
         while self._timers and self._timers[0][0] <= now:
             heapq.heappop(self._timers)[2]._run()
 
-    def expire_all(self) -> None:
-        """Expire everything that is left, at the end of the system."""
+    def end(self, error: BaseException) -> None:
+        """Fail what is left, at the end of the system: asks that race it in a host thread."""
         for tick in list(self._slots):
             for target in list(self._slots.pop(tick)):
-                target._expire()
+                target._fail(error)

@@ -1,0 +1,542 @@
+"""Supervisors on a virtual clock: strategies, restart types, intensity, backoff, parking."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from abeyance.actors.core import (
+    ActorDeadError,
+    ActorSystem,
+    Backoff,
+    ChildSpec,
+    ChildStartError,
+    IntensityExceededError,
+    NameTakenError,
+    SupervisorSpec,
+    TrioActor,
+)
+
+
+class Child(TrioActor):
+    """Writes its life into a journal that its test reads."""
+
+    def __init__(self, journal, name, *, broken=lambda: False):
+        self.journal = journal
+        self.name = name
+        self.broken = broken
+
+    def on_start(self):
+        self.journal.append(("start", self.name, round(trio.current_time(), 3)))
+        if self.broken():
+            raise ValueError(f"{self.name} is broken")
+
+    def on_stop(self):
+        self.journal.append(("stop", self.name))
+
+    async def on_receive(self, message):
+        if message == "boom":
+            raise ValueError("boom")
+        if message == "sleep":
+            await trio.sleep_forever()
+        if message == "deaf":
+            with trio.CancelScope(shield=True):
+                await trio.sleep(3)
+        return self.incarnation
+
+
+def specs(journal, names="abc", **options):
+    return tuple(ChildSpec(name, Child, (journal, name), **options) for name in names)
+
+
+def lives(journal):
+    return [entry[:2] for entry in journal]
+
+
+PLAIN = Backoff(jitter=0.0)
+
+
+async def group(system, journal, names="abc", restart="permanent", shutdown_s=5.0, **options):
+    options.setdefault("backoff", PLAIN)
+    return await system.start_supervisor(
+        SupervisorSpec(
+            "group",
+            specs(journal, names, restart=restart, shutdown_s=shutdown_s),
+            **options,
+        )
+    )
+
+
+async def test_children_start_in_order_and_stop_in_reverse(autojump_clock):
+    journal = []
+    async with ActorSystem() as system:
+        supervisor = await group(system, journal)
+        assert list(supervisor.refs) == ["a", "b", "c"]
+        assert supervisor.state == "running"
+        await supervisor.stop()
+        assert supervisor.state == "stopped"
+    assert lives(journal) == [
+        *[("start", name) for name in "abc"],
+        *[("stop", name) for name in "cba"],
+    ]
+
+
+STRATEGIES = {
+    "one_for_one": [("start", "b")],
+    "rest_for_one": [("stop", "c"), ("start", "b"), ("start", "c")],
+    "one_for_all": [
+        ("stop", "c"),
+        ("stop", "a"),
+        ("start", "a"),
+        ("start", "b"),
+        ("start", "c"),
+    ],
+}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("how", ["crash", "kill"])
+async def test_strategy_restarts_whom_it_says_in_order(strategy, how, autojump_clock):
+    journal = []
+    async with ActorSystem() as system:
+        supervisor = await group(system, journal, strategy=strategy)
+        refs = supervisor.refs
+        journal.clear()
+        if how == "crash":
+            refs["b"].tell("boom")
+        else:
+            refs["b"].kill()
+        await wait_all_tasks_blocked()
+        assert lives(journal) == STRATEGIES[strategy]
+        assert supervisor.refs == refs
+        assert [await ref.ask("x") for ref in refs.values()] == [
+            2 if ("start", name) in lives(journal) else 1 for name in "abc"
+        ]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_messages_sent_to_a_sibling_that_is_restarted_are_handled_afterwards(
+    strategy, autojump_clock
+):
+    async with ActorSystem() as system:
+        supervisor = await group(system, [], strategy=strategy)
+        supervisor.refs["b"].tell("boom")
+        futures = [ref.ask("x") for ref in supervisor.refs.values()]
+        for future in futures:
+            assert await future in (1, 2)
+
+
+RESTARTED = {
+    ("permanent", "stop"): True,
+    ("permanent", "stop now"): True,
+    ("permanent", "crash"): True,
+    ("permanent", "kill"): True,
+    ("transient", "stop"): False,
+    ("transient", "stop now"): False,
+    ("transient", "crash"): True,
+    ("transient", "kill"): True,
+    ("temporary", "stop"): False,
+    ("temporary", "stop now"): False,
+    ("temporary", "crash"): False,
+    ("temporary", "kill"): False,
+}
+
+
+@pytest.mark.parametrize(("restart", "how"), RESTARTED, ids=" ".join)
+async def test_restart_type_decides_whether_an_ended_child_is_started_again(
+    restart, how, autojump_clock
+):
+    journal = []
+    async with ActorSystem() as system:
+        supervisor = await group(system, journal, "a", restart=restart)
+        ref = supervisor.refs["a"]
+        match how:
+            case "stop":
+                assert await ref.stop() is True
+            case "stop now":
+                assert await ref.stop(now=True) is True
+            case "crash":
+                ref.tell("boom")
+            case "kill":
+                ref.kill()
+        await wait_all_tasks_blocked()
+        again = RESTARTED[restart, how]
+        assert lives(journal).count(("start", "a")) == (2 if again else 1)
+        assert ref.is_alive() is again
+        assert ("a" in supervisor.refs) is again
+
+
+async def test_messages_behind_the_stop_of_a_permanent_child_are_handled_by_the_next_incarnation(
+    autojump_clock,
+):
+    async with ActorSystem() as system:
+        supervisor = await group(system, [], "a")
+        ref = supervisor.refs["a"]
+        stopped = ref.stop()
+        assert await ref.ask("x") == 2
+        assert await stopped is True
+
+
+async def test_temporary_sibling_of_a_restarted_group_is_ended(autojump_clock):
+    journal = []
+    async with ActorSystem() as system:
+        children = (
+            ChildSpec("a", Child, (journal, "a")),
+            ChildSpec("b", Child, (journal, "b"), restart="temporary"),
+        )
+        supervisor = await system.start_supervisor(
+            SupervisorSpec("group", children, strategy="one_for_all")
+        )
+        temporary = supervisor.refs["b"]
+        supervisor.refs["a"].tell("boom")
+        await wait_all_tasks_blocked()
+        assert list(supervisor.refs) == ["a"]
+        assert not temporary.is_alive()
+
+
+async def test_first_restart_is_immediate_and_later_ones_back_off_up_to_a_bound(autojump_clock):
+    journal = []
+    async with ActorSystem() as system:
+        supervisor = await group(
+            system, journal, "a", intensity=100, backoff=Backoff(0.1, 0.5, 2, 0.0)
+        )
+        for _ in range(6):
+            supervisor.refs["a"].tell("boom")
+        await trio.sleep(20)
+    starts = [entry[2] for entry in journal if entry[0] == "start"]
+    waits = [round(later - sooner, 3) for sooner, later in pairwise(starts)]
+    assert waits == [0, 0.1, 0.2, 0.4, 0.5, 0.5]
+
+
+async def test_backoff_starts_anew_when_a_period_has_passed(autojump_clock):
+    journal = []
+    async with ActorSystem() as system:
+        supervisor = await group(system, journal, "a", intensity=2, period_s=10)
+        for _ in range(5):
+            supervisor.refs["a"].tell("boom")
+            await trio.sleep(11)
+        assert supervisor.statistics().restarts == 5
+    starts = [entry[2] for entry in journal if entry[0] == "start"]
+    assert [round(at) for at in starts] == [0, 0, 11, 22, 33, 44]
+
+
+async def test_jitter_is_repeated_by_the_seed(autojump_clock):
+    async def run(seed):
+        journal = []
+        began = trio.current_time()
+        async with ActorSystem(seed=seed) as system:
+            supervisor = await group(
+                system, journal, "a", intensity=100, backoff=Backoff(jitter=0.5)
+            )
+            for _ in range(4):
+                supervisor.refs["a"].tell("boom")
+            await trio.sleep(20)
+        return [round(entry[2] - began, 2) for entry in journal if entry[0] == "start"]
+
+    first, again, other = await run(1), await run(1), await run(2)
+    assert first == again
+    assert first != other
+
+
+async def test_intensity_exceeded_at_the_root_leaves_the_run_as_an_exception_group(
+    autojump_clock,
+):
+    journal = []
+    futures = []
+    with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012
+        async with ActorSystem() as system:
+            supervisor = await system.start_supervisor(
+                SupervisorSpec("group", specs(journal, "ab"), intensity=0)
+            )
+            system.root.spec = SupervisorSpec("root", intensity=0)
+            futures.append(supervisor.refs["b"].ask("sleep"))
+            supervisor.refs["a"].tell("boom")
+            await trio.sleep_forever()
+    assert caught.group_contains(IntensityExceededError)
+    (future,) = futures
+    assert future.settled
+
+
+async def test_supervisor_that_escalates_is_restarted_by_its_parent_with_the_same_refs(
+    autojump_clock,
+):
+    journal = []
+    async with ActorSystem() as system:
+        supervisor = await group(system, journal, "ab", intensity=1)
+        refs = supervisor.refs
+        for _ in range(2):
+            refs["b"].tell("boom")
+            await wait_all_tasks_blocked()
+        assert lives(journal) == [
+            ("start", "a"),
+            ("start", "b"),
+            ("start", "b"),
+            ("stop", "a"),
+            ("start", "a"),
+            ("start", "b"),
+        ]
+        assert supervisor.refs == refs
+        assert supervisor.state == "running"
+        assert await refs["b"].ask("x") == 3
+        assert system.root.statistics().restarts == 1
+
+
+async def test_parked_group_accepts_and_runs_nothing_while_other_groups_run(autojump_clock):
+    parked = []
+    events = []
+    async with ActorSystem(on_event=events.append) as system:
+        journal = []
+        supervisor = await system.start_supervisor(
+            SupervisorSpec(
+                "group",
+                specs(journal, "ab"),
+                intensity=0,
+                on_exhausted="park",
+                on_parked=lambda *args: parked.append(args),
+            )
+        )
+        other = await system.start_supervisor(SupervisorSpec("other", specs(journal, "z")))
+        a, b = supervisor.refs.values()
+        a.tell("boom")
+        await wait_all_tasks_blocked()
+        assert supervisor.state == "parked"
+        ((who, error),) = parked
+        assert who is supervisor
+        assert isinstance(error, IntensityExceededError)
+        assert isinstance(error.__cause__, ValueError)
+        assert "parked" in [event.kind for event in events]
+        future = b.ask("x")
+        await trio.sleep(10)
+        assert not future.settled
+        assert a.is_alive()
+        assert b.is_alive()
+        assert await other.refs["z"].ask("x") == 1
+
+        assert supervisor.unpark() is True
+        assert supervisor.unpark() is False
+        assert await future == 2
+        assert await a.ask("x") == 2
+        assert supervisor.state == "running"
+
+
+async def test_parked_group_can_be_stopped(autojump_clock):
+    async with ActorSystem() as system:
+        supervisor = await group(system, [], "ab", intensity=0, on_exhausted="park")
+        refs = supervisor.refs
+        refs["a"].tell("boom")
+        await wait_all_tasks_blocked()
+        future = refs["b"].ask("x")
+        await supervisor.stop()
+        with pytest.raises(ActorDeadError):
+            await future
+        assert supervisor.unpark() is False
+
+
+async def test_group_that_fails_again_when_unparked_is_parked_again(autojump_clock):
+    journal = []
+    broken = [False]
+    async with ActorSystem() as system:
+        spec = ChildSpec("a", Child, (journal, "a"), {"broken": lambda: broken[0]})
+        supervisor = await system.start_supervisor(
+            SupervisorSpec("group", (spec,), intensity=2, on_exhausted="park", backoff=PLAIN)
+        )
+        broken[0] = True
+        supervisor.refs["a"].kill()
+        await trio.sleep(5)
+        assert supervisor.state == "parked"
+        assert supervisor.unpark()
+        await trio.sleep(5)
+        assert supervisor.state == "parked"
+        broken[0] = False
+        assert supervisor.unpark()
+        assert await supervisor.refs["a"].ask("x") > 4
+
+
+async def test_child_that_fails_to_start_stops_those_before_it_in_reverse(autojump_clock):
+    journal = []
+    async with ActorSystem() as system:
+        children = (
+            *specs(journal, "ab"),
+            ChildSpec("c", Child, (journal, "c"), {"broken": lambda: True}),
+            *specs(journal, "d"),
+        )
+        with pytest.raises(ChildStartError) as caught:
+            await system.start_supervisor(SupervisorSpec("group", children))
+        assert caught.value.child == "c"
+        assert isinstance(caught.value.__cause__, ValueError)
+        assert lives(journal) == [
+            *[("start", name) for name in "abc"],
+            ("stop", "b"),
+            ("stop", "a"),
+        ]
+        assert (await group(system, journal)).state == "running"
+
+
+async def test_constructor_that_fails_is_a_failed_start(autojump_clock):
+    class Broken(TrioActor):
+        def __init__(self):
+            raise KeyError("constructor")
+
+    async with ActorSystem() as system:
+        with pytest.raises(ChildStartError):
+            await system.start_supervisor(SupervisorSpec("g", (ChildSpec("a", Broken),)))
+        assert system.statistics().actors == 0
+
+
+async def test_child_that_fails_to_start_again_uses_up_the_intensity(autojump_clock):
+    journal = []
+    broken = [False]
+    async with ActorSystem() as system:
+        children = (
+            ChildSpec("a", Child, (journal, "a")),
+            ChildSpec("b", Child, (journal, "b"), {"broken": lambda: broken[0]}),
+        )
+        supervisor = await system.start_supervisor(
+            SupervisorSpec(
+                "g",
+                children,
+                strategy="one_for_all",
+                intensity=3,
+                on_exhausted="park",
+                backoff=PLAIN,
+            )
+        )
+        broken[0] = True
+        supervisor.refs["a"].tell("boom")
+        await trio.sleep(5)
+        assert supervisor.state == "parked"
+        assert supervisor.statistics().restarts == 3
+        assert lives(journal)[-1] == ("stop", "a")
+
+
+async def test_args_may_be_made_of_the_refs_of_earlier_siblings(autojump_clock):
+    class Holds(TrioActor):
+        def __init__(self, other):
+            self.other = other
+
+        def on_receive(self, message):
+            return self.other
+
+    async with ActorSystem() as system:
+        supervisor = await system.start_supervisor(
+            SupervisorSpec(
+                "g",
+                (
+                    ChildSpec("a", Child, ([], "a")),
+                    ChildSpec("b", Holds, lambda refs: (refs["a"],)),
+                ),
+            )
+        )
+        assert await supervisor.refs["b"].ask("x") is supervisor.refs["a"]
+
+
+async def test_start_child_and_stop_child_change_a_running_group(autojump_clock):
+    journal = []
+    async with ActorSystem() as system:
+        supervisor = await group(system, journal, "a")
+        ref = await supervisor.start_child(ChildSpec("x", Child, (journal, "x"), name="named"))
+        assert system.find("named") is ref
+        with pytest.raises(NameTakenError):
+            await supervisor.start_child(ChildSpec("x", Child, (journal, "x")))
+        with pytest.raises(NameTakenError):
+            await supervisor.start_child(ChildSpec("y", Child, (journal, "y"), name="named"))
+        assert list(supervisor.refs) == ["a", "x"]
+        await supervisor.stop_child("x")
+        assert not ref.is_alive()
+        assert system.find("named") is None
+        assert list(supervisor.refs) == ["a"]
+        with pytest.raises(KeyError):
+            await supervisor.stop_child("x")
+        await supervisor.start_child(ChildSpec("x", Child, (journal, "x"), name="named"))
+
+
+async def test_start_child_that_is_cancelled_leaves_no_child(autojump_clock):
+    class Never(TrioActor):
+        async def on_start(self):
+            await trio.sleep_forever()
+
+    async with ActorSystem() as system:
+        supervisor = await group(system, [], "a")
+        with trio.move_on_after(1):
+            await supervisor.start_child(ChildSpec("x", Never))
+        await wait_all_tasks_blocked()
+        assert list(supervisor.refs) == ["a"]
+        assert system.statistics().actors == 1
+
+
+async def test_child_that_does_not_stop_within_its_time_is_killed(autojump_clock):
+    journal = []
+    async with ActorSystem() as system:
+        supervisor = await group(system, journal, "a", shutdown_s=2.0)
+        future = supervisor.refs["a"].ask("sleep")
+        await wait_all_tasks_blocked()
+        began = trio.current_time()
+        await supervisor.stop_child("a")
+        assert trio.current_time() - began == 2
+        assert future.settled
+    assert ("stop", "a") not in journal
+
+
+async def test_sibling_that_crashes_while_a_group_restarts_is_looked_at_afterwards(
+    autojump_clock,
+):
+    journal = []
+    async with ActorSystem() as system:
+        supervisor = await group(system, journal, "abc", strategy="rest_for_one", shutdown_s=10)
+        refs = supervisor.refs
+        refs["c"].tell("deaf")
+        await wait_all_tasks_blocked()
+        refs["b"].tell("boom")
+        await trio.sleep(1)
+        refs["a"].tell("boom")
+        await trio.sleep(10)
+        assert [await ref.ask("x") for ref in refs.values()] == [2, 3, 3]
+
+
+async def test_nested_supervisors_stop_in_reverse(autojump_clock):
+    journal = []
+    async with ActorSystem() as system:
+        outer = await system.start_supervisor(SupervisorSpec("outer", specs(journal, "a")))
+        await system.start_supervisor(SupervisorSpec("inner", specs(journal, "bc")), parent=outer)
+        with pytest.raises(NameTakenError):
+            await system.start_supervisor(SupervisorSpec("inner"), parent=outer)
+    assert [entry for entry in lives(journal) if entry[0] == "stop"] == [
+        ("stop", name) for name in "cba"
+    ]
+
+
+async def test_child_is_in_pykkas_registry_only_where_asked_for(autojump_clock):
+    import pykka
+
+    async with ActorSystem() as system:
+        supervisor = await system.start_supervisor(
+            SupervisorSpec(
+                "g",
+                (
+                    ChildSpec("a", Child, ([], "a")),
+                    ChildSpec("b", Child, ([], "b"), register=True),
+                ),
+            )
+        )
+        assert pykka.ActorRegistry.get_all() == [supervisor.refs["b"]]
+    assert pykka.ActorRegistry.get_all() == []
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        lambda: ChildSpec("a", Child, restart="sometimes"),
+        lambda: ChildSpec("a", Child, shutdown_s=-1),
+        lambda: SupervisorSpec("a", strategy="none_for_all"),
+        lambda: SupervisorSpec("a", on_exhausted="weep"),
+        lambda: SupervisorSpec("a", intensity=-1),
+        lambda: SupervisorSpec("a", period_s=0),
+    ],
+    ids=["restart", "shutdown", "strategy", "exhausted", "intensity", "period"],
+)
+def test_malformed_spec_is_refused(spec):
+    with pytest.raises(ValueError):
+        spec()
