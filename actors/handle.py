@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
+from .core.errors import ActorDeadError, MailboxClosedError, OutcomeUnknownError
 from .domain.agent import WaitIdle
-from .domain.errors import InvalidMessageError
+from .domain.errors import InvalidMessageError, RuntimeClosedError
 from .domain.ingress import (
     Content,
     body_crc,
@@ -61,11 +62,22 @@ class AgentHandle:
             NotStoredError: The commit failed; nothing of it is stored.
             OwnershipLostError: Another process took the slot over; nothing was stored.
             RuntimeClosedError: The runtime has ended; nothing was stored.
+            OutcomeUnknownError: It ended before it answered; send again under the same `id`.
         """
         runtime = self._runtime
         member = runtime._member(self.name)
         accept = self._read(content, author, id, wake, channel)
-        receipt: Receipt = await member.slot.ask(accept)
+        try:
+            receipt: Receipt = await member.slot.ask(accept)
+        except MailboxClosedError as error:
+            raise closed() from error
+        except ActorDeadError as error:
+            raise OutcomeUnknownError(
+                "the runtime ended before it answered; whether the message was accepted is "
+                "unknown; open it again and send under the same id",
+                actor=error.actor,
+                message=accept.message,
+            ) from error
         return receipt
 
     def _read(
@@ -112,7 +124,10 @@ class AgentHandle:
         """
         member = self._runtime._member(self.name)
         with self._runtime._rings.waiting(self.name):
-            await member.agent.ask(WaitIdle())
+            try:
+                await member.agent.ask(WaitIdle())
+            except ActorDeadError as error:
+                raise closed() from error
 
     async def transcript(
         self, *, after: int | None = None, limit: int | None = None
@@ -127,3 +142,9 @@ class AgentHandle:
             store, member.slot_name, after=after or 0, limit=limit
         ):
             yield message
+
+
+def closed() -> RuntimeClosedError:
+    return RuntimeClosedError(
+        "this runtime has ended; nothing was done; open the state directory again"
+    )

@@ -7,14 +7,18 @@ instead. Nothing else differs from `open_runtime`: same store, same guarantees.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal, Self, overload
 
 import trio
+from trio.lowlevel import in_trio_run
 
 from .core import AskTable, HostedSystem, TrioFuture
 from .core.clock import Clock, SystemClock
+from .core.errors import ActorDeadError, WouldDeadlockError
 from .domain.asks import ASKS
 from .domain.errors import RuntimeClosedError
 from .domain.ingress import Content
@@ -51,6 +55,7 @@ class HostedRuntime:
         self._control = control
         self._host: HostedSystem | None = None
         self._runtime: Runtime | None = None
+        self._lock = threading.Lock()
         self._opened: TrioFuture[Runtime] = TrioFuture()
         self._ended: TrioFuture[None] | None = None
         self._stop: trio.Event | None = None
@@ -70,19 +75,27 @@ class HostedRuntime:
     def open(self) -> None:
         """Start the thread and open the runtime in it. Blocks until it is open.
 
+        One that was closed can be opened again.
+
         Raises:
             StorageError: As `open_runtime`; the thread has ended.
+            RuntimeError: It is open; nothing was done.
+            WouldDeadlockError: Called on a thread that runs trio; nothing was done.
         """
+        _refuse_on_loop("open")
         host = HostedSystem(
             thread_name="abeyance-runtime",
             asks=AskTable(ASKS),
             clock=self._clock,
             ask_timeout_s=None,
         )
-        host.open()
-        self._host = host
-        self._ended = host.run_nowait(self._live, host)
+        with self._lock:
+            if self._host is not None:
+                raise RuntimeError("this runtime is open; nothing was done; close it first")
+            self._host, self._opened, self._stop = host, TrioFuture(), None
         try:
+            host.open()
+            self._ended = host.run_nowait(self._live, host)
             self._runtime = self._opened.get()
         except BaseException:
             self._host = None
@@ -94,12 +107,16 @@ class HostedRuntime:
 
         Raises:
             StoreLostError: The writer died for good while it was open.
+            WouldDeadlockError: Called on a thread that runs trio; nothing was done.
         """
-        host, self._host, self._runtime = self._host, None, None
+        _refuse_on_loop("close")
+        with self._lock:
+            host, self._host, self._runtime = self._host, None, None
         if host is None or self._ended is None:
             return
         try:
-            host.system.token.run_sync_soon(self._signal)
+            with suppress(trio.RunFinishedError):  # It ended by itself; `_ended` says how.
+                host.system.token.run_sync_soon(self._signal)
             self._ended.get()
         finally:
             host.close()
@@ -184,10 +201,32 @@ class HostedRuntime:
     def _call(self, afn: Callable[[Runtime], Awaitable[Any]], block: bool) -> Any:
         host, runtime = self._host, self._runtime
         if host is None or runtime is None:
-            raise RuntimeClosedError(
-                "this runtime is not open; nothing was done; open it, or call inside its block"
-            )
-        return host.run(afn, runtime) if block else host.run_nowait(afn, runtime)
+            raise _not_open()
+
+        async def call(open_: Runtime) -> Any:
+            try:
+                return await afn(open_)
+            except ActorDeadError as error:
+                raise _not_open() from error
+
+        try:
+            return host.run(call, runtime) if block else host.run_nowait(call, runtime)
+        except ActorDeadError as error:
+            raise _not_open() from error
+
+
+def _not_open() -> RuntimeClosedError:
+    return RuntimeClosedError(
+        "this runtime is not open; nothing was done; open it, or call inside its block"
+    )
+
+
+def _refuse_on_loop(verb: str) -> None:
+    if in_trio_run():
+        raise WouldDeadlockError(
+            f"{verb}() blocks, and this thread runs trio; nothing was done; use open_runtime here, "
+            "or call it from another thread"
+        )
 
 
 class HostedAgent:

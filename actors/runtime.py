@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -27,13 +27,13 @@ from abeyance.storage.tables.agents import Agent as AgentRecord
 
 from .core import ActorSystem, AskTable, ChildSpec, Supervisor, SupervisorSpec, TrioActorRef
 from .core.clock import Clock, SystemClock
+from .core.errors import ActorDeadError
 from .domain.agent import Agent, AgentView, StopTurns
 from .domain.alarm import Alarm
 from .domain.asks import ASKS
 from .domain.errors import (
     AgentExistsError,
     AgentOwnedElsewhereError,
-    RuntimeClosedError,
     UnknownAgentError,
 )
 from .domain.gate import Gate
@@ -47,7 +47,7 @@ from .domain.tools import ToolRunner
 from .domain.turn import TurnSeams, TurnSettings
 from .domain.wait_book import Deferral, ProviderWait, WaitBook
 from .domain.waits import Ledger
-from .handle import AgentHandle
+from .handle import AgentHandle, closed
 from .ops.control import serve_control
 from .status import AgentStatus, HeldStatus, RuntimeStatus
 
@@ -63,10 +63,15 @@ class _Member:
     settings: TurnSettings
     slot_name: str
     slot: TrioActorRef[Slot]
+    slot_group: Supervisor
     slot_view: SlotView
     agent: TrioActorRef[Agent]
     agent_view: AgentView
     group: Supervisor
+
+    @property
+    def is_parked(self) -> bool:
+        return "parked" in (self.group.state, self.slot_group.state)
 
 
 class Runtime:
@@ -93,6 +98,7 @@ class Runtime:
         self._waits = WaitBook(store, clock)
         self._closed = False
         self._lost: Exception | None = None
+        self._root: Supervisor | None = None
         self._scope = trio.CancelScope()
 
     async def _start(self, bodies: trio.Nursery) -> None:
@@ -151,7 +157,9 @@ class Runtime:
         try:
             await self._own(name)
             await self._record(settings)
-            await self._start_group(settings)
+            # Shielded: half a group would hold its names. It waits for nothing but a commit.
+            with trio.CancelScope(shield=True):
+                await self._start_group(settings)
         finally:
             self._adding.discard(name)
         return AgentHandle(self, name)
@@ -208,15 +216,29 @@ class Runtime:
                 return
 
     async def _start_group(self, settings: TurnSettings) -> None:
-        name, slot_view, agent_view = settings.name, SlotView(), AgentView()
-        slot = await self._slots.start_child(
-            ChildSpec(
-                f"slot:{name}",
-                Slot,
-                (name, self._ownership.nonce, self._store, self._journal, slot_view),
-                name=f"slot:{name}",
-            )
+        name, slot_view = settings.name, SlotView()
+        slot_spec = ChildSpec(
+            "slot",
+            Slot,
+            (name, self._ownership.nonce, self._store, self._journal, slot_view),
+            name=f"slot:{name}",
         )
+        # A group of its own: a slot that crashes for ever is parked, its siblings run.
+        slot_group = await self._system.start_supervisor(
+            SupervisorSpec(id=f"slot:{name}", children=(slot_spec,), on_exhausted="park"),
+            parent=self._slots,
+        )
+        try:
+            self._members[name] = await self._start_agent(settings, slot_group, slot_view)
+        except BaseException:
+            # What was not added can be added again: its names must be free.
+            await slot_group.stop()
+            raise
+
+    async def _start_agent(
+        self, settings: TurnSettings, slot_group: Supervisor, slot_view: SlotView
+    ) -> _Member:
+        name, slot, agent_view = settings.name, slot_group.refs["slot"], AgentView()
 
         def agent_args(refs: Any) -> tuple[Any, ...]:
             seams = TurnSeams(
@@ -242,8 +264,8 @@ class Runtime:
             ),
             parent=self._root,
         )
-        self._members[name] = _Member(
-            settings, name, slot, slot_view, group.refs["agent"], agent_view, group
+        return _Member(
+            settings, name, slot, slot_group, slot_view, group.refs["agent"], agent_view, group
         )
 
     # -- waits -------------------------------------------------------------------------------
@@ -310,7 +332,7 @@ class Runtime:
     def _agent_status(self, name: str) -> AgentStatus:
         member = self._members[name]
         view, book = member.agent_view, member.slot_view.book
-        parked, turn = member.group.state == "parked", view.turn
+        parked, turn = member.is_parked, view.turn
         open_turn = None if book is None else book.open_turn(name)
         state: Any = "idle" if view.activity == "resting" else view.activity
         return AgentStatus(
@@ -330,7 +352,14 @@ class Runtime:
     async def _stop(self) -> None:
         """End every live turn with its wakes given back; what is durable stays where it is."""
         self._closed = True
+        if self._root is None:
+            return
         with trio.move_on_after(STOP_DEADLINE_S, shield=True):
+            for member in self._members.values():
+                # Nobody in a parked group answers: who waits for it is told so, and can end.
+                for group in (member.slot_group, member.group):
+                    if group.state == "parked":
+                        await group.stop()
             async with trio.open_nursery() as nursery:
                 for member in self._members.values():
                     if member.group.state == "running":
@@ -344,9 +373,7 @@ class Runtime:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise RuntimeClosedError(
-                "this runtime has ended; nothing was done; open the state directory again"
-            )
+            raise closed()
 
     def _member(self, name: str) -> _Member:
         self._check_open()
@@ -364,7 +391,8 @@ def _held(held: Deferral) -> HeldStatus:
 
 
 async def _stop_turns(agent: TrioActorRef[Agent]) -> None:
-    await agent.ask(StopTurns())
+    with suppress(ActorDeadError):  # It has ended before; there is no turn to end.
+        await agent.ask(StopTurns())
 
 
 @asynccontextmanager
@@ -419,10 +447,10 @@ async def _open(runtime: Runtime, control: bool) -> AsyncIterator[None]:
     """
     failure: Exception | None = None
     async with trio.open_nursery() as bodies:
-        await runtime._start(bodies)
-        if control:
-            await bodies.start(serve_control, runtime, runtime.directory)
         try:
+            await runtime._start(bodies)
+            if control:
+                await bodies.start(serve_control, runtime, runtime.directory)
             with runtime._scope:
                 yield
         except Exception as error:  # noqa: BLE001 - raised again below.

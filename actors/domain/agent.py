@@ -144,6 +144,8 @@ class Agent(TrioActor):
 
     def _start(self) -> None:
         if self.kept.stopping:
+            # Whoever stops this agent may have asked while the slot was asked.
+            self._rest()
             return
         settings = self._settings
         self._view.activity, self._woken = "starting", False
@@ -206,8 +208,16 @@ class Agent(TrioActor):
 
     def _lifted(self, model: str | None) -> None:
         """A release. It is kept for a hold without a record, which may still be on its way."""
-        self._released = model in (None, self._settings.model)
+        if self._awaits_release() and model in (None, self._settings.model):
+            self._released = True
         self._look_again()
+
+    def _awaits_release(self) -> bool:
+        """Whether a release now may be of a hold without a record; one before it was not."""
+        turn = self._view.turn
+        if turn is not None:
+            return turn.awaits_release
+        return self._view.activity in ("starting", "held")
 
     def _look_again(self) -> None:
         """A hold's end is always read from the ledger, through the gate."""

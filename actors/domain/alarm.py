@@ -11,12 +11,14 @@ Runs in: the loop thread. Registrations live in the cell.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, ClassVar, Final
 
 import trio
 
 from abeyance.actors.core import TrioActor
 from abeyance.actors.core.clock import Clock
+from abeyance.actors.core.errors import ActorDeadError
 
 from .protocol import Due, ForgetInstant, WatchInstant
 
@@ -64,7 +66,8 @@ class Alarm(TrioActor):
             due = [(key, ref) for key, (at_ms, ref) in kept.instants.items() if at_ms <= now]
             for key, ref in due:
                 del kept.instants[key]
-                ref.tell(Due(key))
+                with suppress(ActorDeadError):  # Nobody is left to be told.
+                    ref.tell_internal(Due(key))
             earliest = min((at_ms for at_ms, _ in kept.instants.values()), default=None)
             pause_s = (
                 LOOK_EVERY_S if earliest is None else min((earliest - now) / 1000, LOOK_EVERY_S)

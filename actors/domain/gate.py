@@ -65,6 +65,9 @@ class Gate(TrioActor):
             case Settle():
                 return self._settle(message)
             case WatchHolder(ref):
+                # A new life of the holder: if the last one died while this actor was dead too,
+                # nobody told of it, and what is out belongs to nobody.
+                self._take_back()
                 if self.kept.holder is None:
                     self.kept.holder = ref
                     self.watch(ref)
@@ -102,5 +105,8 @@ class Gate(TrioActor):
 
     def on_ended(self, ended: Ended) -> None:
         # The holder died with calls out: what became of them is unknown, the permits come back.
+        self._take_back()
+
+    def _take_back(self) -> None:
         self.kept.returned += len(self.kept.permits)
         self.kept.permits.clear()

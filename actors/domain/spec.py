@@ -61,7 +61,7 @@ def check_spec(spec: object) -> TurnSettings:
         provider=spec.provider,
         model=spec.model,
         system=spec.system,
-        tools=check_tools(spec.tools if isinstance(spec.tools, list) else tuple(spec.tools)),
+        tools=check_tools(spec.tools),
         rounds_max=spec.rounds_max,
         output_tokens_max=spec.output_tokens_max,
     )

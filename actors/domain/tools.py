@@ -23,12 +23,12 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 import trio
 from msgspec.structs import replace
 
-from abeyance.actors.core.asks import in_role
+from abeyance.actors.core.asks import in_chain, in_role
 from abeyance.actors.core.clock import Clock
 from abeyance.actors.providers.port import ToolSchema
 from abeyance.storage.codec import encode
 from abeyance.storage.crashpoints import crashpoint, declare
-from abeyance.storage.store import Committed, Guard, Put, Refused, Request, Store
+from abeyance.storage.store import Committed, Guard, Put, Refused, Request, Row, Store
 from abeyance.storage.tables.blocks import TextBlock, ToolResultBlock, ToolUseBlock
 from abeyance.storage.tables.slots import ToolCall
 
@@ -51,6 +51,10 @@ Reconcile: TypeAlias = "Callable[[ToolContext, dict[str, Any]], Any | Awaitable[
 UNKNOWN_TEXT: Final = (
     "The outcome of this call is unknown: the process died while it ran. "
     "It may have had its effect."
+)
+CUT_OFF_TEXT: Final = (
+    "The outcome of this call is unknown: the turn was ended while it ran. "
+    "It may have had its effect, or still have it."
 )
 TIMED_OUT_TEXT: Final = (
     "No result within the time limit of {limit} s. It may still have its effect."
@@ -186,21 +190,24 @@ class ToolRunner:
 
         A checkpoint. Cancelled: the body goes on and its result is recorded.
         """
-        if tool is None:
-            return _result(call, f"There is no tool named {call.name!r}.", is_error=True)
         running = self._running.get(key)
         if running is None:
             row = self._store.get("tool_calls", key)
             if row is not None and row.record.state != "started":
                 return _recorded(call, row.record)
+            if tool is None:
+                # In doubt, its tool may have gone with an earlier specification.
+                text = f"There is no tool named {call.name!r}." if row is None else UNKNOWN_TEXT
+                return _result(call, text, is_error=True)
             running = self._running[key] = _Running()
             counter = 0 if row is None else row.counter
             self._nursery.start_soon(self._run, key, call, tool, counter, running)
-        with trio.move_on_after(tool.time_limit_s):
+        limit_s = TIME_LIMIT_S if tool is None else tool.time_limit_s
+        with trio.move_on_after(limit_s):
             await running.done.wait()
         if running.result is not None:
             return running.result
-        return await self._give_up(key, call, tool)
+        return await self._give_up(key, call, limit_s)
 
     def recorded(self, key: CallKey, call: ToolUseBlock) -> ToolResultBlock:
         """What is known of a call now, for a gap that is closed early. Awaits nothing."""
@@ -208,7 +215,7 @@ class ToolRunner:
         if row is None:
             return _result(call, CANCELLED_TEXT, is_error=True)
         if row.record.state == "started":
-            return _result(call, UNKNOWN_TEXT, is_error=True)
+            return _result(call, CUT_OFF_TEXT, is_error=True)
         return _recorded(call, row.record)
 
     async def _run(
@@ -217,7 +224,8 @@ class ToolRunner:
         """The life of one body. Nobody's cancellation but the runtime's ends it."""
         try:
             # A tool's body is the host's code: the table of asks is for the runtime's own actors.
-            with in_role(None):
+            # Its agent's turn waits for it, so nothing in it may wait for that agent.
+            with in_role(None), in_chain(f"agent:{key[0]}"):
                 result = await self._settle(key, call, tool, counter)
         except Exception as error:  # noqa: BLE001 - the model is told; the record says why.
             result = _result(call, f"The call could not be recorded: {error}", is_error=True)
@@ -233,7 +241,7 @@ class ToolRunner:
         )
         in_doubt, known = counter > 0, True
         if not in_doubt or tool.in_doubt == "retry":
-            counter = await self._write(key, counter, started)
+            counter = await self._start(key, counter, started)
             crashpoint("tool.after_started")
             result = await self._body(key, call, tool.run, call.input)
         else:
@@ -248,11 +256,6 @@ class ToolRunner:
         self, key: CallKey, counter: int, started: ToolCall, result: ToolResultBlock, *, known: bool
     ) -> None:
         blocks = result.content or (TextBlock(text=""),)
-        row = self._store.get("tool_calls", key)
-        if row is not None and row.record.state == "unknown":
-            # The turn stopped waiting and told the model so; this is for whoever looks later.
-            await self._write(key, row.counter, replace(row.record, late=blocks))
-            return
         ended = replace(
             started,
             state="done" if known else "unknown",
@@ -260,27 +263,40 @@ class ToolRunner:
             result=blocks,
             ended_ms=self._clock.now_ms(),
         )
-        await self._write(key, counter, ended)
+        while not await self._write(key, counter, ended):
+            # The turn stopped waiting and told the model so; this is for whoever looks later.
+            row = self._row(key)
+            counter, ended = row.counter, replace(row.record, late=blocks)
 
-    async def _give_up(self, key: CallKey, call: ToolUseBlock, tool: Tool) -> ToolResultBlock:
-        text = TIMED_OUT_TEXT.format(limit=f"{tool.time_limit_s:g}")
-        row = self._store.get("tool_calls", key)
-        if row is None:
+    async def _give_up(self, key: CallKey, call: ToolUseBlock, limit_s: float) -> ToolResultBlock:
+        text = TIMED_OUT_TEXT.format(limit=f"{limit_s:g}")
+        if self._store.get("tool_calls", key) is None:
             return _result(call, text, is_error=True)
-        if row.record.state == "done":
-            return _recorded(call, row.record)
-        unknown = replace(
-            row.record,
-            state="unknown",
-            is_error=True,
-            result=(TextBlock(text=text),),
-            ended_ms=self._clock.now_ms(),
-        )
-        await self._write(key, row.counter, unknown)
-        return _recorded(call, self._store.get("tool_calls", key).record)  # type: ignore[union-attr]
+        while True:
+            row = self._row(key)
+            if row.record.state != "started":
+                return _recorded(call, row.record)
+            unknown = replace(
+                row.record,
+                state="unknown",
+                is_error=True,
+                result=(TextBlock(text=text),),
+                ended_ms=self._clock.now_ms(),
+            )
+            await self._write(key, row.counter, unknown)
 
-    async def _write(self, key: CallKey, counter: int, record: ToolCall) -> int:
-        """Commit one row of a call; a refusal by its own row means somebody wrote the same fact."""
+    def _row(self, key: CallKey) -> Row:
+        row = self._store.get("tool_calls", key)
+        assert row is not None, "a tool call's row is never deleted while its turn lives"
+        return row
+
+    async def _start(self, key: CallKey, counter: int, started: ToolCall) -> int:
+        while not await self._write(key, counter, started):
+            counter = self._row(key).counter
+        return counter + 1
+
+    async def _write(self, key: CallKey, counter: int, record: ToolCall) -> bool:
+        """Commit one row of a call; False where the row was written since it was read."""
         guard = self._guards[key[0]]
         outcome = await self._journal.ask(
             Request(
@@ -295,10 +311,9 @@ class ToolRunner:
                     "recorded here; the new owner decides about it",
                     slot=key[0],
                 )
-            row = self._store.get("tool_calls", key)
-            return 0 if row is None else row.counter
+            return False
         assert isinstance(outcome, Committed)
-        return counter + 1
+        return True
 
     async def _body(
         self, key: CallKey, call: ToolUseBlock, run: Callable[..., Any], arguments: dict[str, Any]
@@ -308,8 +323,13 @@ class ToolRunner:
             if inspect.iscoroutinefunction(run):
                 value = await run(**arguments)
             else:
+                # A thread cannot be ended. When the runtime ends it is left behind, its call in
+                # doubt, so that no body can keep a runtime from closing.
                 value = await trio.to_thread.run_sync(
-                    lambda: run(**arguments), limiter=self._limiter, thread_name=f"tool {call.name}"
+                    lambda: run(**arguments),
+                    limiter=self._limiter,
+                    thread_name=f"tool {call.name}",
+                    abandon_on_cancel=True,
                 )
                 if inspect.isawaitable(value):
                     value = await value

@@ -7,11 +7,13 @@ Invariants:
     I1  No provider call without a permit, and the permit is asked for last, after the compile.
     I2  Requests grow: request k+1 is request k, the reply, the results, what the boundary injected.
     I3  However a call ends, its permit is settled; the wait it stated is recorded before the hold.
+    I4  An end that comes before the slot was compiled closes an open gap all the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -19,27 +21,29 @@ import stamina
 import trio
 
 from abeyance.actors.core.clock import Clock
+from abeyance.actors.core.errors import ActorDeadError
 from abeyance.actors.providers.port import (
     ModelReply,
     ModelRequest,
     Permit,
-    PermitError,
     Provider,
     ProviderError,
     ProviderMessage,
     permitted,
 )
 from abeyance.actors.providers.stated import StatedWait, WaitEnds, WaitKind
+from abeyance.storage.codec import encode
 from abeyance.storage.crashpoints import crashpoint, declare
+from abeyance.storage.errors import InvalidRecordError
 from abeyance.storage.store import Store
-from abeyance.storage.tables.blocks import TextBlock, ToolResultBlock, ToolUseBlock
-from abeyance.storage.tables.slots import Held
+from abeyance.storage.tables.blocks import Block, TextBlock, ToolResultBlock, ToolUseBlock
+from abeyance.storage.tables.slots import Body, Held
 
 from .ingress import clean_text, new_message_id
 from .protocol import Admit, Settle
 from .render import render_all
 from .slot_messages import CloseGap, EndTurn, HoldTurn, RecordRound, TurnStart
-from .slot_rows import read_placed
+from .slot_rows import read_body, read_placed, read_rows
 from .tools import Tool, ToolRunner
 from .wait_book import Deferral
 
@@ -49,6 +53,7 @@ RETRIES_MAX: Final = 4
 RETRY_INITIAL_S: Final = 1.0
 RETRY_MAX_S: Final = 60.0
 """The pause after a fault without a stated wait: a guess, so it is capped and kept short."""
+MARKER_CHARS_MAX: Final = 500
 ROWS_A_SLICE: Final = 64
 """Rows read before the loop gets a turn."""
 
@@ -121,6 +126,8 @@ class TurnTask:
     def __init__(self, start: TurnStart, settings: TurnSettings, seams: TurnSeams) -> None:
         self.start = start
         self.round = start.round
+        self.awaits_release = False
+        """A hold without a record is on its way: the next release that names its model ends it."""
         self._settings = settings
         self._seams = seams
         self._failures = start.failures
@@ -134,7 +141,7 @@ class TurnTask:
             return await self._fail(text, sent=False)
         await self._compile()
         if self.start.gap is not None:
-            await self._close_gap(self._calls_of_last_reply())
+            await self._close_gap(self._open_calls())
         try:
             return await self._rounds()
         except _Deferred as deferred:
@@ -188,6 +195,8 @@ class TurnTask:
                 attempts=RETRIES_MAX,
                 wait_initial=RETRY_INITIAL_S,
                 wait_max=RETRY_MAX_S,
+                # A stall alone takes longer than the library's bound of 45 s for all attempts.
+                timeout=None,
             ):
                 with attempt:
                     return await self._call_once()
@@ -197,11 +206,19 @@ class TurnTask:
 
     async def _call_once(self) -> ModelReply:
         gate, request = self._seams.gate, self._request()
-        admission = await gate.ask(Admit(self._settings.model, "turn"))
+        asked = gate.ask(Admit(self._settings.model, "turn"))
+        try:
+            admission = await asked
+        except BaseException:
+            # The gate may have admitted it, or still will: nobody is left to settle that permit.
+            asked.on_done(lambda: _give_back(asked, gate))
+            raise
         if isinstance(admission, Deferral):
             raise _Deferred(admission, sent=False)
         permit: Permit = admission
         try:
+            # A turn that was told to end while it asked makes no call.
+            await trio.lowlevel.checkpoint_if_cancelled()
             with permitted(permit):
                 reply = await self._settings.provider.call(request, _look_away)
         except Exception as error:
@@ -216,12 +233,13 @@ class TurnTask:
     async def _refused(self, permit: Permit, error: Exception) -> None:
         """Settle the permit with what was stated, then say which way the turn goes."""
         self._failures += 1
-        text = clean_text(str(error) or type(error).__name__, 300)
-        failed = error if isinstance(error, ProviderError) else _unexpected(error, text)
+        failed = error if isinstance(error, ProviderError) else _unexpected(error, permit)
+        # What a person reads beside a wait are the provider's words, where it gave any.
+        text = clean_text(failed.said or str(failed), 300)
         stated = failed.stated
         states = None if stated is None else _states(stated, text)
-        with trio.CancelScope(shield=True):
-            receipt = await self._seams.gate.ask(Settle(permit, "failed", states))
+        # Cancelled here, the settlement is in the gate's mailbox all the same.
+        receipt = await self._seams.gate.ask(Settle(permit, "failed", states))
         name, model = self._settings.name, self._settings.model
         binding = None if receipt is None else receipt.binding
         quota = stated is not None and stated.kind is WaitKind.QUOTA_EXHAUSTED
@@ -230,6 +248,7 @@ class TurnTask:
             held = Deferral(name, model, binding.deadline_ms, binding.reason, "wait")
             raise _Deferred(held, sent=failed.sent)
         if quota and stated is not None and stated.ends is WaitEnds.UNKNOWN:
+            self.awaits_release = True
             raise _Deferred(Deferral(name, model, None, text, "quota"), sent=failed.sent)
         if not failed.retryable:
             raise _Failed(f"this turn failed: {text}", sent=failed.sent)
@@ -239,6 +258,7 @@ class TurnTask:
 
     async def _record(self, reply: ModelReply, *, final: bool) -> None:
         blocks = reply.blocks or (TextBlock(text=""),)
+        _check_storable(blocks)
         await self._ask(
             RecordRound,
             round=self.round + 1,
@@ -271,10 +291,17 @@ class TurnTask:
         )
         self._messages += render_all(placed)
 
-    def _calls_of_last_reply(self) -> list[ToolUseBlock]:
-        last = self._messages[-1] if self._messages else None
-        blocks = last.blocks if last is not None and last.role == "assistant" else ()
-        return [block for block in blocks if isinstance(block, ToolUseBlock)]
+    def _open_calls(self) -> list[ToolUseBlock]:
+        """The calls that owe results while the gap is open: those of the slot's last row.
+
+        Read from the store: a turn may have to end before, or in the middle of, its compile.
+        """
+        store, slot = self._seams.store, self._seams.slot_name
+        for _, entry in read_rows(store, "slots", (slot,), reverse=True, limit=1):
+            if entry.role == "assistant" and entry.turn == self.start.turn:
+                blocks = read_body(store, slot, entry.entry)
+                return [block for block in blocks if isinstance(block, ToolUseBlock)]
+        return []
 
     async def _hold(self, deferred: _Deferred) -> TurnHeld:
         deferral = deferred.deferral
@@ -294,7 +321,7 @@ class TurnTask:
     async def end(self, state: Any, marker: str, *, sent: bool, give_back: bool) -> None:
         """End the turn without a last reply. An open gap is closed with what is known now."""
         runner, results = self._seams.runner, []
-        for position, call in enumerate(self._calls_of_last_reply()):
+        for position, call in enumerate(self._open_calls()):
             key = (self.start.agent, self.start.turn, self.round, position)
             results.append(runner.recorded(key, call))
         await self._ask(
@@ -323,10 +350,29 @@ def _look_away(delta: object) -> None:
     """Deltas are for looking; nobody looks yet."""
 
 
-def _unexpected(error: Exception, text: str) -> ProviderError:
+def _give_back(asked: Any, gate: Any) -> None:
+    """Return the permit of an admission that nobody waits for any more."""
+    try:
+        admission = asked.get()
+    except Exception:  # noqa: BLE001 - not admitted, so there is nothing to return.
+        return
+    if isinstance(admission, Permit):
+        with suppress(ActorDeadError):  # The gate has ended, and its permits with it.
+            gate.tell(Settle(admission, "unknown"))
+
+
+def _check_storable(blocks: tuple[Block, ...]) -> None:
+    """Refuse a reply that has no row, before the slot plans on it: asking again would not help."""
+    try:
+        encode(Body(blocks=blocks))
+    except InvalidRecordError as error:
+        text = f"this turn failed: the reply cannot be stored ({error})"
+        raise _Failed(clean_text(text, MARKER_CHARS_MAX), sent=True) from error
+
+
+def _unexpected(error: Exception, permit: Permit) -> ProviderError:
     """An adapter raised what the port does not name: terminal, and nothing is assumed of it."""
-    sent = not isinstance(error, PermitError)
-    return ProviderError(f"{type(error).__name__}: {text}", retryable=False, sent=sent)
+    return ProviderError(f"{type(error).__name__}: {error}", retryable=False, sent=permit.used)
 
 
 def _states(stated: StatedWait, text: str) -> tuple[int | None, str] | None:

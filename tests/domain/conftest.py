@@ -1,0 +1,38 @@
+"""Fixtures of the domain's tests: virtual time on a real store.
+
+A test that takes `virtual_time` runs in it; `world` needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from abeyance.actors.testing import WallClock
+
+from .world import OutsideWork, World
+
+
+@pytest.fixture
+def virtual_time(monkeypatch: pytest.MonkeyPatch) -> MockClock:
+    """A clock that jumps when the loop idles and nobody works outside it."""
+    clock = MockClock(autojump_threshold=0)
+    OutsideWork(clock).watch(monkeypatch)
+    return clock
+
+
+@pytest.fixture
+async def world(tmp_path: Path, virtual_time: MockClock) -> AsyncIterator[World]:
+    """A state directory and a wall clock that follows virtual time; no runtime is open yet.
+
+    At the end every request of the providers it made must have equalled a compile of its slot.
+    """
+    assert trio.lowlevel.current_clock() is virtual_time, "the test must take `virtual_time` too"
+    made = World(tmp_path / "state", WallClock(follow_trio=True), virtual_time)
+    yield made
+    mismatches = [line for provider in made.providers for line in provider.mismatches]
+    assert not mismatches, mismatches

@@ -1,0 +1,387 @@
+"""Turns: rounds, boundaries, what joins a live turn and what waits for its end."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from abeyance.actors.providers.port import ProviderError, ProviderStalledError
+from abeyance.actors.testing import Gate, call_tool, fail, raise_, reply, stall
+from abeyance.storage.tables.blocks import ToolUseBlock
+
+from .world import Stop, World, shown, texts, tool, until
+
+
+async def test_a_turn_answers_a_message(world: World, virtual_time: MockClock) -> None:
+    async with world.open():
+        ana = await world.add([reply("hello")])
+        await ana.send("hi")
+        await ana.wait_idle()
+        assert await shown(ana) == ["user: hi", "assistant: hello"]
+        assert not world.permits_out()
+        (turn,) = world.turns()
+        assert (turn.state, turn.round, turn.attempts, turn.failures) == ("done", 1, 1, 0)
+
+
+@pytest.mark.behaviour("D-001", "D-011")
+async def test_each_request_of_a_turn_is_the_last_with_reply_results_and_injected_behind_it(
+    world: World, virtual_time: MockClock
+) -> None:
+    first, second = Stop("one"), Stop("two")
+    async with world.open():
+        ana = await world.add(
+            [call_tool("first", text="Moving"), call_tool("second"), reply("Done")],
+            tools=[first.tool("first"), second.tool("second")],
+        )
+        await ana.send("go")
+        await first.entered.wait()
+        await ana.send("a")
+        await ana.send("b", author="bo")
+        first.go.set()
+        await second.entered.wait()
+        second.go.set()
+        await ana.wait_idle()
+        (provider,) = world.providers
+        assert [texts(request) for request in provider.requests] == [
+            ["user: go"],
+            ["user: go", "agent: Moving <first>", "user: =one", "user: a", "user: b"],
+            [
+                *("user: go", "agent: Moving <first>", "user: =one", "user: a", "user: b"),
+                *("agent: <second>", "user: =two"),
+            ],
+        ]
+        for earlier, later in zip(provider.requests, provider.requests[1:], strict=False):
+            assert later.messages[: len(earlier.messages)] == earlier.messages
+
+
+@pytest.mark.behaviour("D-006", "D-008")
+async def test_a_boundary_injects_the_prefix_before_the_first_message_named_as_the_agent(
+    world: World, virtual_time: MockClock
+) -> None:
+    stop = Stop()
+    async with world.open():
+        ana = await world.add(
+            [call_tool("wait"), reply("Done"), reply("b heard")], tools=[stop.tool()]
+        )
+        await ana.send("go")
+        await stop.entered.wait()
+        await ana.send("a")
+        await ana.send("own", author="Ana")
+        await ana.send("b")
+        stop.go.set()
+        await ana.wait_idle()
+        assert await shown(ana) == [
+            *("user: go", "assistant: <wait>", "results: =done", "user: a", "assistant: Done"),
+            *("assistant: own", "user: b", "assistant: b heard"),
+        ]
+        assert texts(world.providers[0].requests[1])[-1] == "user: a"
+
+
+@pytest.mark.behaviour("D-007", "D-018")
+async def test_a_boundary_injects_nothing_that_stands_behind_a_message_named_as_the_agent(
+    world: World, virtual_time: MockClock
+) -> None:
+    stop = Stop()
+    async with world.open():
+        ana = await world.add(
+            [call_tool("wait"), reply("Done"), reply("heard")], tools=[stop.tool()]
+        )
+        await ana.send("go")
+        await stop.entered.wait()
+        await ana.send("own", author="ana")
+        await ana.send("b")
+        stop.go.set()
+        await ana.wait_idle()
+        assert texts(world.providers[0].requests[1]) == ["user: go", "agent: <wait>", "user: =done"]
+        assert texts(world.providers[0].requests[2])[-2:] == ["agent: own", "user: b"]
+
+
+@pytest.mark.behaviour("D-002", "D-009")
+async def test_a_message_named_as_the_agent_lands_behind_the_last_reply(
+    world: World, virtual_time: MockClock
+) -> None:
+    stop = Stop("moved")
+    async with world.open():
+        ana = await world.add(
+            [call_tool("move", text="Moving"), reply("Done")], tools=[stop.tool("move")]
+        )
+        await ana.send("go")
+        await stop.entered.wait()
+        receipt = await ana.send("held", author="ana")
+        assert receipt.state == "accepted"
+        stop.go.set()
+        await ana.wait_idle()
+        assert await shown(ana) == [
+            "user: go",
+            "assistant: Moving <move>",
+            "results: =moved",
+            "assistant: Done",
+            "assistant: held",
+        ]
+        assert len(world.turns()) == 1, "a message named as the agent wakes nobody"
+
+
+@pytest.mark.behaviour("D-012")
+async def test_a_provider_that_carries_no_injections_gets_none_and_a_turn_of_its_own_answers_them(
+    world: World, virtual_time: MockClock
+) -> None:
+    stop = Stop()
+    async with world.open():
+        ana = await world.add(
+            [call_tool("wait"), reply("Done"), reply("a heard")],
+            tools=[stop.tool()],
+            carries_injections=False,
+        )
+        await ana.send("go")
+        await stop.entered.wait()
+        await ana.send("a")
+        stop.go.set()
+        await ana.wait_idle()
+        assert texts(world.providers[0].requests[1]) == ["user: go", "agent: <wait>", "user: =done"]
+        assert (await shown(ana))[-3:] == ["assistant: Done", "user: a", "assistant: a heard"]
+        assert [turn.answers for turn in world.turns()] == [(1,), (3,)]
+
+
+async def test_an_injected_message_gets_no_turn_of_its_own(
+    world: World, virtual_time: MockClock
+) -> None:
+    stop = Stop()
+    async with world.open():
+        ana = await world.add([call_tool("wait"), reply("Done")], tools=[stop.tool()])
+        first = await ana.send("go")
+        await stop.entered.wait()
+        second = await ana.send("a")
+        stop.go.set()
+        await ana.wait_idle()
+        (turn,) = world.turns()
+        assert turn.answers == (first.seq, second.seq)
+        assert not world.rows("wakes", "ana")
+
+
+async def test_messages_of_one_successor_turn_are_answered_together_in_their_order(
+    world: World, virtual_time: MockClock
+) -> None:
+    gate = Gate(then=reply("one"))
+    async with world.open():
+        ana = await world.add([gate, reply("two")])
+        await ana.send("go")
+        await gate.wait_entered()
+        receipts = [await ana.send(word) for word in ("a", "b", "c")]
+        gate.release()
+        await ana.wait_idle()
+        assert await shown(ana) == [
+            *("user: go", "assistant: one", "user: a", "user: b", "user: c", "assistant: two"),
+        ]
+        assert world.turns()[1].answers == tuple(receipt.seq for receipt in receipts)
+
+
+async def test_a_message_without_a_wake_is_carried_by_the_next_turn_and_starts_none(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open():
+        ana = await world.add([reply("both")])
+        await ana.send("quiet", wake=False)
+        await ana.wait_idle()
+        assert not world.providers[0].requests
+        await ana.send("loud")
+        await ana.wait_idle()
+        assert texts(world.providers[0].requests[0]) == ["user: quiet", "user: loud"]
+
+
+async def test_a_turn_fails_with_a_marker_at_its_bound_of_rounds_and_the_next_goes_on(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open():
+        ana = await world.add(
+            [call_tool("t"), call_tool("t"), reply("again")],
+            tools=[tool("t", lambda: "x")],
+            rounds_max=2,
+        )
+        await ana.send("go")
+        await ana.wait_idle()
+        assert world.turns()[0].state == "failed"
+        lines = await shown(ana)
+        assert lines[-2] == "results: =x", "the gap of the last round is closed"
+        assert lines[-1] == "marker: this turn failed: it had 2 rounds, its bound"
+        await ana.send("more")
+        await ana.wait_idle()
+        assert (await shown(ana))[-1] == "assistant: again"
+        assert "marker" not in " ".join(texts(world.providers[0].requests[-1]))
+
+
+async def test_an_adapter_that_raises_what_no_port_names_fails_the_turn_once_and_the_agent_goes_on(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open():
+        ana = await world.add([raise_(ZeroDivisionError("boom\nboom")), reply("fine")])
+        await ana.send("go")
+        await ana.wait_idle()
+        assert len(world.providers[0].requests) == 1
+        assert (await shown(ana))[1:] == ["marker: this turn failed: ZeroDivisionError: boom boom"]
+        assert world.ref("agent").statistics().incarnation == 1
+        await ana.send("more")
+        await ana.wait_idle()
+        assert (await shown(ana))[-1] == "assistant: fine"
+        assert not world.permits_out()
+
+
+async def test_a_provider_that_uses_a_permit_twice_fails_the_turn_and_sends_one_request(
+    world: World, virtual_time: MockClock
+) -> None:
+    class Twice:
+        carries_injections = True
+
+        def __init__(self) -> None:
+            self.inner = world.provider([reply("one"), reply("two")])
+
+        async def call(self, request, on_delta):  # type: ignore[no-untyped-def]
+            await self.inner.call(request, on_delta)
+            return await self.inner.call(request, on_delta)
+
+    from abeyance.actors import AgentSpec
+
+    async with world.open() as runtime:
+        provider = Twice()
+        ana = await runtime.add_agent(AgentSpec(name="ana", provider=provider, model="m"))  # type: ignore[arg-type]
+        await ana.send("go")
+        await ana.wait_idle()
+        assert len(provider.inner.requests) == 1
+        assert "PermitError" in (await shown(ana))[-1]
+        assert not world.permits_out()
+
+
+async def test_a_fault_that_states_nothing_is_retried_with_a_permit_for_each_attempt(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open():
+        ana = await world.add([fail(500), fail(502), reply("at last")])
+        before = trio.current_time()
+        await ana.send("go")
+        await ana.wait_idle()
+        (provider,) = world.providers
+        assert len({permit.id for permit in provider.permits}) == 3
+        assert await shown(ana) == ["user: go", "assistant: at last"]
+        assert 0 < trio.current_time() - before < 60
+        assert not world.permits_out()
+
+
+async def test_a_fault_that_states_nothing_fails_the_turn_after_four_attempts(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open():
+        ana = await world.add([fail(500)] * 9)
+        await ana.send("go")
+        await ana.wait_idle()
+        assert len(world.providers[0].requests) == 4
+        assert (await shown(ana))[-1].startswith("marker: this turn failed: generic refused")
+        assert world.turns()[0].failures == 4
+
+
+async def test_a_stall_of_two_minutes_is_retried(
+    world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The retry library measures by this clock.
+    monkeypatch.setattr(time, "monotonic", virtual_time.current_time)
+    async with world.open():
+        ana = await world.add([stall(120.0), stall(120.0), reply("at last")])
+        await ana.send("go")
+        await ana.wait_idle()
+        assert await shown(ana) == ["user: go", "assistant: at last"]
+
+
+@pytest.mark.behaviour("W-076")
+async def test_a_wait_that_is_over_already_is_retried_by_policy_and_not_recorded(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open():
+        ana = await world.add([fail(429, retry_after="-1"), reply("fine")])
+        await ana.send("go")
+        await ana.wait_idle()
+        assert len(world.providers[0].requests) == 2
+        assert not world.rows("waits")
+        assert world.turns()[0].state == "done"
+
+
+async def test_a_reply_that_cannot_be_stored_fails_the_turn_once_with_a_marker(
+    world: World, virtual_time: MockClock
+) -> None:
+    call = ToolUseBlock(id="x" * 5_000, name="look", input={})
+    async with world.open():
+        ana = await world.add([reply(call), reply("fine")])
+        await ana.send("go")
+        await ana.wait_idle()
+        assert len(world.providers[0].requests) == 1
+        assert (await shown(ana))[-1].startswith("marker: this turn failed: the reply")
+        await ana.send("more")
+        await ana.wait_idle()
+        assert (await shown(ana))[-1] == "assistant: fine"
+
+
+async def test_an_empty_reply_is_a_row_with_an_empty_text(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open():
+        ana = await world.add([reply(), reply("two")])
+        await ana.send("go")
+        await ana.wait_idle()
+        await ana.send("more")
+        await ana.wait_idle()
+        assert await shown(ana) == ["user: go", "assistant: ", "user: more", "assistant: two"]
+
+
+async def test_a_long_slot_is_compiled_in_slices_that_let_the_loop_run(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open():
+        ana = await world.add([reply("done")])
+        async with trio.open_nursery() as nursery:
+            for number in range(200):
+                nursery.start_soon(lambda n: ana.send(str(n), wake=False), number)
+        await ana.send("go")
+        await ana.wait_idle()
+        assert len(world.providers[0].requests[0].messages) == 201
+
+
+async def test_wait_idle_does_not_return_while_a_turn_lives(
+    world: World, virtual_time: MockClock
+) -> None:
+    gate = Gate()
+    async with world.open():
+        ana = await world.add([gate])
+        await ana.send("go")
+        await gate.wait_entered()
+        with trio.move_on_after(1_000) as waited:
+            await ana.wait_idle()
+        assert waited.cancelled_caught
+        gate.release()
+        await ana.wait_idle()
+
+
+async def test_a_provider_error_marks_its_call_as_sent_only_where_it_was(
+    world: World, virtual_time: MockClock
+) -> None:
+    unsent = ProviderError("no route", retryable=False, sent=False)
+    sent = ProviderStalledError("stalled", retryable=False)
+    async with world.open():
+        ana = await world.add([raise_(unsent), raise_(sent)])
+        for word in ("one", "two"):
+            await ana.send(word)
+            await ana.wait_idle()
+        assert [row.sent for row in world.rows("carried", "ana")] == [False, True]
+
+
+async def test_status_shows_a_turn_in_its_round(world: World, virtual_time: MockClock) -> None:
+    gate = Gate(then=reply("end"))
+    async with world.open():
+        ana = await world.add([call_tool("t"), gate], tools=[tool("t", lambda: 1)])
+        await ana.send("go")
+        await gate.wait_entered()
+        state = world.state()
+        assert (state.state, state.turn, state.round, state.attempts) == ("running", 1, 1, 1)
+        gate.release()
+        await ana.wait_idle()
+        assert (world.state().state, world.state().turn) == ("idle", None)
+        await until(lambda: not world.permits_out())

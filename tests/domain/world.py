@@ -1,0 +1,242 @@
+"""A runtime in virtual time on a real store, and what its tests look at.
+
+Virtual time jumps only when nobody works outside the loop: while a batch is with the store's
+writer, or a thread runs for the loop, it stands still. So a test needs no guess about how long a
+disk takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from abeyance.actors import AgentHandle, AgentSpec, Runtime, Tool, open_runtime
+from abeyance.actors.domain.render import render_all
+from abeyance.actors.domain.slot_rows import read_placed
+from abeyance.actors.providers.port import ModelReply, ModelRequest, OnDelta, ProviderMessage
+from abeyance.actors.testing import ScriptedProvider, WallClock
+from abeyance.actors.testing.scripted import Script
+from abeyance.storage.lmdb_store import LmdbStore
+from abeyance.storage.tables.blocks import TextBlock, ToolResultBlock, ToolUseBlock
+
+SCHEMA = {"type": "object", "properties": {}}
+
+
+class OutsideWork:
+    """Counts what is out of the loop, and stops virtual time from jumping meanwhile."""
+
+    def __init__(self, clock: MockClock) -> None:
+        self._clock = clock
+        self._out = 0
+
+    def begin(self) -> None:
+        self._out += 1
+        self._clock.autojump_threshold = float("inf")
+
+    def end(self) -> None:
+        self._out -= 1
+        if self._out == 0:
+            self._clock.autojump_threshold = 0
+
+    def watch(self, monkeypatch: Any) -> None:
+        submit, run_sync = LmdbStore.submit, trio.to_thread.run_sync
+
+        def watched_submit(store: LmdbStore, batch: Any, done: Callable[[Any], None]) -> None:
+            token = trio.lowlevel.current_trio_token()
+
+            def watched_done(result: Any) -> None:
+                done(result)
+                token.run_sync_soon(self.end)
+
+            self.begin()
+            try:
+                submit(store, batch, watched_done)
+            except BaseException:
+                self.end()
+                raise
+
+        async def watched_run_sync(*args: Any, **kwargs: Any) -> Any:
+            self.begin()
+            try:
+                return await run_sync(*args, **kwargs)
+            finally:
+                self.end()
+
+        monkeypatch.setattr(LmdbStore, "submit", watched_submit)
+        monkeypatch.setattr(trio.to_thread, "run_sync", watched_run_sync)
+
+
+class WitnessedProvider(ScriptedProvider):
+    """A scripted provider that holds every request against a fresh compile of the store.
+
+    While a call is out nothing may be in the slot that the request does not carry, and it carries
+    what a compile at that instant renders, byte for byte (D-001).
+    """
+
+    def __init__(self, world: World, agent: str, script: Script, **options: Any) -> None:
+        super().__init__(script, clock=world.clock, **options)
+        self._world = world
+        self._agent = agent
+        self.mismatches: list[str] = []
+
+    async def call(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
+        self._hold_against_store(request)
+        try:
+            return await super().call(request, on_delta)
+        finally:
+            self._hold_against_store(request)
+
+    def _hold_against_store(self, request: ModelRequest) -> None:
+        store = self._world.runtime._store
+        placed = read_placed(store, self._agent, 1)
+        compiled = render_all(placed)
+        if shape(request.messages) != shape(compiled):
+            self.mismatches.append(f"request {texts(request)} but store {compiled}")
+        carried = [row.record for _, row in store.scan("carried", (self._agent,))][-1]
+        numbers = [n for first, last in carried.rows for n in range(first, last + 1)]
+        sendable = [row.seq for row in placed if row.entry.role != "marker"]
+        if numbers != sendable:
+            self.mismatches.append(f"carried {numbers} but the request holds {sendable}")
+
+
+def shape(messages: Sequence[ProviderMessage]) -> list[tuple[str, bytes]]:
+    return [(message.role, msgspec.msgpack.encode(message.blocks)) for message in messages]
+
+
+class World:
+    """One state directory, one wall clock, and the runtime that is open on it."""
+
+    def __init__(self, directory: Path, clock: WallClock, time: MockClock) -> None:
+        self.directory = directory
+        self.clock = clock
+        self.time = time
+        self.runtime: Runtime
+        self.providers: list[WitnessedProvider] = []
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Runtime]:
+        async with open_runtime(self.directory, clock=self.clock, control=False) as runtime:
+            self.runtime = runtime
+            yield runtime
+
+    def provider(self, script: Script, agent: str = "ana", **options: Any) -> WitnessedProvider:
+        provider = WitnessedProvider(self, agent, script, **options)
+        self.providers.append(provider)
+        return provider
+
+    async def add(
+        self, script: Script | WitnessedProvider, name: str = "ana", **spec: Any
+    ) -> AgentHandle:
+        """Add an agent whose provider plays a script."""
+        injections = spec.pop("carries_injections", True)
+        provider = (
+            script
+            if isinstance(script, WitnessedProvider)
+            else self.provider(script, name, carries_injections=injections)
+        )
+        spec = {"model": "m", **spec}
+        return await self.runtime.add_agent(AgentSpec(name=name, provider=provider, **spec))
+
+    def ref(self, actor: str, agent: str = "ana") -> Any:
+        """The ref of an actor: agent, gate or slot of an agent, or one of the runtime's own."""
+        own = actor in ("journal", "ledger", "alarm")
+        found = self.runtime._system.find(actor if own else f"{actor}:{agent}")
+        assert found is not None
+        return found
+
+    def permits_out(self, agent: str = "ana") -> dict[int, Any]:
+        permits: dict[int, Any] = self.ref("gate", agent)._cell.kept.permits
+        return permits
+
+    def state(self, agent: str = "ana") -> Any:
+        return next(item for item in self.runtime.status().agents if item.name == agent)
+
+    def turns(self, agent: str = "ana") -> list[Any]:
+        return [row.record for _, row in self.runtime._store.scan("turns", (agent,))]
+
+    def tool_calls(self, agent: str = "ana") -> list[Any]:
+        return [row.record for _, row in self.runtime._store.scan("tool_calls", (agent,))]
+
+    def rows(self, table: str, *prefix: Any) -> list[Any]:
+        return [row.record for _, row in self.runtime._store.scan(table, prefix)]
+
+    async def until_held(self, agent: str = "ana") -> None:
+        await until(lambda: self.state(agent).state == "held" and self.settled())
+
+    def settled(self) -> bool:
+        return all(cell.state != "waiting" for cell in self.runtime._system.cells)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop run until a condition holds. Virtual time does not pass by it.
+
+    The condition is looked at each time the loop has nothing else to do, or a commit came back.
+    """
+    spins = 0
+    while not condition():
+        spins += 1
+        assert spins < 20_000, "the condition does not come to hold"
+        await wait_all_tasks_blocked()
+
+
+def texts(request: ModelRequest) -> list[str]:
+    """A request's messages as words: role and content, one string each."""
+    return [
+        f"{'user' if message.role == 'user' else 'agent'}: {words(message.blocks)}"
+        for message in request.messages
+    ]
+
+
+def words(blocks: Sequence[Any]) -> str:
+    said = []
+    for block in blocks:
+        match block:
+            case TextBlock():
+                said.append(block.text)
+            case ToolUseBlock():
+                said.append(f"<{block.name}>")
+            case ToolResultBlock():
+                text = " ".join(part.text for part in block.content if isinstance(part, TextBlock))
+                said.append(f"={'!' if block.is_error else ''}{text}")
+    return " ".join(said)
+
+
+async def shown(agent: AgentHandle) -> list[str]:
+    """The transcript as words, oldest first."""
+    return [f"{row.role}: {words(row.blocks)}" async for row in agent.transcript()]
+
+
+def tool(name: str, run: Callable[..., Any], **options: Any) -> Tool:
+    return Tool(name=name, description=name, input_schema=SCHEMA, run=run, **options)
+
+
+class Stop:
+    """A tool's body that waits until the test lets it go on, and counts its effects."""
+
+    def __init__(self, result: Any = "done") -> None:
+        self.entered = trio.Event()
+        self.go = trio.Event()
+        self.effects = 0
+        self._result = result
+
+    async def __call__(self, **_input: Any) -> Any:
+        self.effects += 1
+        self.entered.set()
+        await self.go.wait()
+        return self._result
+
+    def tool(self, name: str = "wait", **options: Any) -> Tool:
+        return tool(name, partial(self._run), **options)
+
+    async def _run(self, **fields: Any) -> Any:
+        return await self(**fields)
+
+
+__all__ = ["Stop", "World", "shown", "texts", "tool", "until", "wait_all_tasks_blocked"]
