@@ -24,6 +24,8 @@ from .envelope import ANSWER, TIMER, Answer, Ended
 from .errors import ActorDeadError, AskCycleError, MailboxFullError
 from .future import Outcome, Target, TrioFuture
 from .ref import TrioActorRef
+from .settling import drop_internal
+from .tasks import start_task
 
 if TYPE_CHECKING:
     import trio
@@ -97,7 +99,7 @@ class _Request(Target):
         cell = self._asker
         payload = (self._chain[:-1], answer)
         if not cell.box.put_internal((ANSWER, payload, self._incarnation, 0)):
-            cell.drop_internal(ANSWER, payload, self._incarnation)
+            drop_internal(cell, ANSWER, payload, self._incarnation)
 
 
 class TrioActor(pykka.Actor):
@@ -328,9 +330,9 @@ class TrioActor(pykka.Actor):
         def finish(value: Any, error: BaseException | None) -> None:
             payload = (names, Answer(tag, value, error, afn))
             if not cell.box.put_internal((ANSWER, payload, incarnation, 0)):
-                cell.drop_internal(ANSWER, payload, incarnation)
+                drop_internal(cell, ANSWER, payload, incarnation)
 
-        return cell.start_task(afn, args, None, finish)
+        return start_task(cell, afn, args, None, finish)
 
     def spawn(
         self,
@@ -343,7 +345,7 @@ class TrioActor(pykka.Actor):
         Not a checkpoint. Cancelled when the incarnation ends, by whatever; the next one starts
         only after the task has ended. Returns the task's scope, to cancel it alone.
         """
-        return self._cell.start_task(afn, args, name, None)
+        return start_task(self._cell, afn, args, name, None)
 
     def after(self, delay_s: float, message: Any) -> Timer:
         """Send this incarnation a message, by the internal lane, in `delay_s` seconds.

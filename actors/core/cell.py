@@ -19,10 +19,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-import time
 import uuid
-from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import CoroutineType
@@ -30,35 +28,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pykka
 import trio
-from pykka.messages import ProxyCall, ProxyGetAttr, ProxySetAttr
-from trio.lowlevel import checkpoint, current_task, wait_task_rescheduled
 
 from .asks import STANCE, Stance
-from .deadletters import DeadLetter, Quarantined
-from .envelope import (
-    ANSWER,
-    ENDED,
-    LATER,
-    SETTLED,
-    STOP_PILL,
-    TELL,
-    TIMER,
-    Ended,
-    Envelope,
-    Internal,
-    StopPill,
-)
-from .errors import (
-    ActorCrash,
-    ActorDeadError,
-    ActorKilledError,
-    MailboxFullError,
-    OutcomeUnknownError,
-)
+from .envelope import ENDED, SETTLED, Ended, Envelope, Internal, StopPill
+from .errors import ActorKilledError
 from .future import Target, TrioFuture, Unasked
 from .mailbox import HALT, KILL, STOP_NOW, Mailbox
 from .ref import TrioActorRef
-from .watchdog import one_checkpoint
+from .serving import serve, serve_owed
+from .settling import CRASHED, HALTED, Exit, abandon, bury, bury_owed, cancels, settle_exit
+from .tasks import end_tasks
 
 if TYPE_CHECKING:
     from .actor import TrioActor
@@ -67,41 +46,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("abeyance.core")
 
-BATCH_S: Final = 0.001
-"""How long a batch may hold the loop before other tasks run."""
-
-_LOOK_EVERY: Final = 8  # Messages between two looks at the time: a look costs a tenth of a message.
-_SPECIAL: Final = frozenset({StopPill, ProxyCall, ProxyGetAttr, ProxySetAttr})
 _serials = itertools.count(1)
 
 BIRTH: Final[ContextVar[Cell]] = ContextVar("abeyance_birth")
 """The cell an instance is being made for: pykka's constructor leaves no room for an argument."""
-
-# What ended an incarnation.
-STOPPED: Final = "stopped"
-STOPPED_NOW: Final = "stopped_now"
-HALTED: Final = "halted"
-CRASHED: Final = "crashed"
-
-
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """How an incarnation ended.
-
-    Attributes:
-        kind: `stopped`, `stopped_now`, `halted` (by its supervisor, to run again) or `crashed`.
-        error: What it crashed with.
-        counts: Whether the crash counts towards the intensity: one of a redelivered message does
-            not, as it is bounded by max_deliveries already.
-        poison: Whether a message went past max_deliveries in an actor that parks on it.
-        unstarted: Whether it ended before `on_start` returned.
-    """
-
-    kind: str
-    error: BaseException | None = None
-    counts: bool = True
-    poison: bool = False
-    unstarted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,15 +93,10 @@ class Cell:
     __slots__ = (
         "__weakref__",
         "_args",
-        "_halt_deadline_s",
-        "_idle",
         "_kwargs",
         "_nudge",
-        "_pills",
-        "_quiet",
         "_started",
         "_stopped_future",
-        "_tasks",
         "_urn",
         "actor",
         "actor_class",
@@ -167,6 +110,7 @@ class Cell:
         "fresh",
         "handled",
         "held",
+        "idle",
         "incarnation",
         "inflight",
         "inflight_internal",
@@ -177,7 +121,9 @@ class Cell:
         "late",
         "name",
         "owed",
+        "pills",
         "quarantined",
+        "quiet",
         "ref",
         "registered",
         "role",
@@ -187,6 +133,7 @@ class Cell:
         "stopping",
         "supervisor",
         "system",
+        "tasks",
         "watchers",
     )
 
@@ -241,14 +188,13 @@ class Cell:
         self.dropped = 0
         self.last_error: BaseException | None = None
         self._urn: str | None = None
-        self._tasks: dict[trio.CancelScope, None] | None = None
-        self._quiet: trio.Event | None = None
+        self.tasks: dict[trio.CancelScope, None] | None = None
+        self.quiet: trio.Event | None = None
         self._nudge: trio.Event | None = None
         self._started: TrioFuture[None] | None = None
         self._stopped_future: TrioFuture[None] | None = None
-        self._idle: TrioFuture[None] | None = None
-        self._pills: list[Target] | None = None
-        self._halt_deadline_s: float | None = None
+        self.idle: TrioFuture[None] | None = None
+        self.pills: list[Target] | None = None
 
     def __str__(self) -> str:
         return self.key
@@ -306,13 +252,13 @@ class Cell:
     async def _wait_while_held(self) -> None:
         while self.held and not self.ending:
             self.state = "held"
-            self._settle_idle()
+            self.settle_idle()
             self._nudge = trio.Event()
             await self._nudge.wait()
 
     async def _pause(self, delay_s: float) -> None:
         self.state = "waiting"
-        self._settle_idle()
+        self.settle_idle()
         self._nudge = trio.Event()
         with trio.move_on_after(delay_s):
             await self._nudge.wait()
@@ -345,16 +291,16 @@ class Cell:
                 if result.__class__ is CoroutineType:
                     await result
                 started = True
-                self._settle_started(None)
+                self.settle_started(None)
                 self._announce()
-                how = await self._serve(actor)
+                how = await serve(self, actor)
                 await self._leave(actor, how)
                 left = True
         except Exception as exc:  # noqa: BLE001 - it is the incarnation's end, and handed on.
             error = exc
         except BaseException as exc:
-            if _cancels(exc) or not self.system.stop_all_on_base_exception:
-                self._abandon(exc)
+            if cancels(exc) or not self.system.stop_all_on_base_exception:
+                abandon(self, exc)
                 raise
             error = exc
             self.system.stop_everything()
@@ -367,15 +313,15 @@ class Cell:
             )
         else:
             error = self._with_failure(error)
-        await self._end_tasks()
+        await end_tasks(self)
         self.box.control &= ~(KILL | HALT)
         self.kill_reason = None
-        outcome = self._settle_exit(how, error, started)
+        outcome = settle_exit(self, how, error, started)
         if outcome.kind == CRASHED:
             await self._report_crash(actor, outcome)
         elif error is not None and not isinstance(error, ActorKilledError):
             logger.error("%s failed while it stopped", self, exc_info=error)
-        self._settle_started(outcome.error)
+        self.settle_started(outcome.error)
         self.scope = None
         return outcome
 
@@ -391,218 +337,11 @@ class Cell:
         if self.system.on_event is not None:
             self.system.emit(kind, self.key, self.incarnation)
 
-    async def _serve(self, actor: TrioActor) -> str:
-        """Handle messages until the incarnation is to stop; return how.
-
-        The one hot loop of the kernel: what it does for every message is looked at in nanoseconds.
-        """
-        box = self.box
-        user = box.user
-        owed = self.owed
-        receive: Any = actor.on_receive
-        clock = time.perf_counter
-        crash_on_ask = actor.crash_on_ask_error
-        watched = self.system.debug and self.role is not None
-        special = _SPECIAL
-        task = current_task()
-        abort = box.abort
-        box.urgent = True  # The incarnation before may have left something in the lanes.
-        while True:
-            source = box.returned or user
-            handled = 0
-            look = 0
-            until = clock() + BATCH_S
-            try:
-                while True:
-                    if box.urgent:
-                        self.inflight = None
-                        self.handled += handled
-                        handled = 0
-                        how = await self._serve_urgent(actor)
-                        if how is not None:
-                            return how
-                    try:
-                        envelope = source.popleft()
-                    except IndexError:
-                        if source is user:
-                            break
-                        source = user
-                        continue
-                    message, target, _ = envelope
-                    self.inflight = envelope
-                    if target is None:
-                        result = (
-                            self._special(actor, message)
-                            if message.__class__ in special
-                            else receive(message)
-                        )
-                        if result is not None:
-                            if result.__class__ is CoroutineType:
-                                self.handled += handled
-                                handled = 0
-                                if box.waiting:
-                                    box.give_room()
-                                result = await (one_checkpoint(result, self) if watched else result)
-                            if result is LATER:
-                                self.inflight = None
-                                continue
-                        if self.inflight is not envelope:
-                            self._forget_owed()
-                        handled += 1
-                    else:
-                        if target._outcome is not None:
-                            self.inflight = None
-                            self._bury_one(envelope, "expired")
-                            continue
-                        if message.__class__ is StopPill:
-                            self.inflight = None
-                            self._take_pill(target)
-                            return STOPPED
-                        if target._chain:
-                            STANCE.set(((*target._chain, self.key), self.role))
-                        try:
-                            result = (
-                                self._special(actor, message)
-                                if message.__class__ in special
-                                else receive(message)
-                            )
-                            if result.__class__ is CoroutineType:
-                                self.handled += handled
-                                handled = 0
-                                if box.waiting:
-                                    box.give_room()
-                                result = await (one_checkpoint(result, self) if watched else result)
-                        except ActorCrash:
-                            raise
-                        except Exception as exc:
-                            if crash_on_ask:
-                                raise
-                            self._answer(target, None, exc)
-                        else:
-                            if result is not LATER:
-                                self._answer(target, result, None)
-                            elif target not in owed and self.inflight is envelope:
-                                self._answer(target, None, _not_later(self))
-                        if target._chain:
-                            STANCE.set(self.base)
-                    look += 1
-                    if look == _LOOK_EVERY:
-                        look = 0
-                        if box.waiting:
-                            box.give_room()
-                        if clock() > until:
-                            break
-            finally:
-                self.handled += handled
-            self.inflight = None
-            if box.waiting:
-                box.give_room()
-            if self._idle is not None and not user and not box.urgent:
-                self._settle_idle()
-            box.attention = True
-            if user or box.urgent or box.returned:
-                box.attention = False
-                await checkpoint()
-            else:
-                box.parked = task
-                await wait_task_rescheduled(abort)
-
-    def _answer(self, target: Target, value: Any, error: BaseException | None) -> None:
-        """Settle the in-flight envelope's target and count it."""
-        inflight = self.inflight
-        if inflight is None or inflight[2] == SETTLED:
-            return  # Its reply handle settled it while the handler ran.
-        self.owed.pop(target, None)
-        self.handled += 1
-        if not (target._answer(value) if error is None else target._fail(error)):
-            self.late += 1
-
-    def _forget_owed(self) -> None:
-        """Forget the reply handle of a tell whose handler did not return LATER: it is handled."""
-        inflight = self.inflight
-        if inflight is not None and inflight[1] is not None:
-            if self.owed.pop(inflight[1], None) is None:
-                self.handled -= 1  # Its handle was settled, and counted it.
-            inflight[1]._answer(None)
-
-    def _special(self, actor: TrioActor, message: Any) -> Any:
-        kind = message.__class__
-        if kind is ProxyCall:
-            return _attribute(actor, message.attr_path)(*message.args, **message.kwargs)
-        if kind is ProxyGetAttr:
-            return _attribute(actor, message.attr_path)
-        if kind is ProxySetAttr:
-            parent = _attribute(actor, message.attr_path[:-1])
-            return setattr(parent, message.attr_path[-1], message.value)
-        raise TypeError("a stop pill is always an ask")
-
-    # -- control and internal lanes
-
-    async def _serve_urgent(self, actor: TrioActor) -> str | None:
-        """Serve control flags and what the internal lane held on entry, for a batch's time.
-
-        Only that: what arrives meanwhile waits for one user message, so that the internal lane
-        cannot starve the user lane.
-        """
-        box = self.box
-        box.urgent = False
-        control = box.control
-        if control:
-            if control & KILL and self.scope is not None:
-                self.scope.cancel(reason="killed")
-                await checkpoint()
-            if control & HALT:
-                return HALTED
-            if control & STOP_NOW:
-                box.control &= ~STOP_NOW
-                return STOPPED_NOW
-        lane = box.internal
-        if lane:
-            until = time.perf_counter() + BATCH_S
-            for count in range(1, len(lane) + 1):
-                await self._serve_internal(actor, lane.popleft())
-                if box.control or (count % _LOOK_EVERY == 0 and time.perf_counter() > until):
-                    break
-            if lane or box.control:
-                box.urgent = True
-        return None
-
-    async def _serve_internal(self, actor: TrioActor, item: Internal) -> None:
-        kind, payload, incarnation, _ = item
-        if incarnation and incarnation != self.incarnation:
-            self.dropped += 1
-            return
-        self.inflight_internal = item
-        if kind == ANSWER:
-            names, answer = payload
-            if names:
-                STANCE.set(((*names, self.key), self.role))
-            result = actor.on_answer(answer)
-        elif kind == ENDED:
-            names = ()
-            result = actor.on_ended(payload)
-        else:
-            names = ()
-            result = actor.on_receive(payload)
-        if result.__class__ is CoroutineType:
-            watched = self.system.debug and self.role is not None
-            await (one_checkpoint(result, self) if watched else result)
-        if names:
-            STANCE.set(self.base)
-        self.inflight_internal = None
-        if kind == TELL:
-            self.handled += 1
-
     # -- leaving
 
     def is_pill(self, envelope: Envelope) -> bool:
         """Whether the envelope is a stop pill, which no overflow drops."""
         return envelope[0].__class__ is StopPill
-
-    def _take_pill(self, target: Target) -> None:
-        if self._pills is None:
-            self._pills = []
-        self._pills.append(target)
 
     async def _leave(self, actor: TrioActor, how: str) -> None:
         """Serve what is owed, end the tasks, run `on_stop`. Only for a stop, not for a crash."""
@@ -613,120 +352,11 @@ class Cell:
             self.box.give_room()
         if how != HALTED:
             with trio.move_on_after(self.shutdown_s):
-                await self._serve_owed(actor)
-        await self._end_tasks()
+                await serve_owed(self, actor)
+        await end_tasks(self)
         result: Any = actor.on_stop()
         if result.__class__ is CoroutineType:
             await result
-
-    async def _serve_owed(self, actor: TrioActor) -> None:
-        """Serve the internal lane until no reply is owed, or a stop now comes."""
-        box = self.box
-        while any(target._outcome is None for target in self.owed):
-            if box.urgent:
-                if await self._serve_urgent(actor) is not None:
-                    return
-            else:
-                await self._wait_internal()
-
-    async def _wait_internal(self) -> None:
-        """Sleep until the internal lane or a reply handle stirs."""
-        box = self.box
-        box.attention = True
-        if box.urgent:
-            box.attention = False
-            await checkpoint()
-        else:
-            box.parked = current_task()
-            await wait_task_rescheduled(box.abort)
-
-    async def _end_tasks(self) -> None:
-        """Cancel the incarnation's tasks and wait until they have ended."""
-        while self._tasks:
-            for scope in list(self._tasks):
-                scope.cancel(reason="the incarnation ended")
-            self._quiet = trio.Event()
-            await self._quiet.wait()
-        self._quiet = None
-
-    def _settle_exit(self, how: str | None, error: BaseException | None, started: bool) -> Exit:
-        """Settle the in-flight envelope and what is owed, and say how the incarnation ended."""
-        if error is not None:
-            self.last_error = error
-        if how is None:
-            assert error is not None
-            counts, poison = self._settle_inflight(error)
-            return Exit(CRASHED, error, counts, poison, unstarted=not started)
-        # It was to end, so whatever happened on the way out is no crash to its supervisor.
-        if error is not None and self.inflight_internal is not None:
-            self._settle_inflight(error)
-        elif how == HALTED:
-            self._return_owed(None)
-        else:
-            self._bury_owed()
-        return Exit(how)
-
-    def _settle_inflight(self, error: BaseException) -> tuple[bool, bool]:
-        item, self.inflight_internal = self.inflight_internal, None
-        envelope, self.inflight = self.inflight, None
-        counts, poison = True, False
-        if item is not None:
-            counts, poison = self._settle_inflight_internal(item, error)
-        redelivered: Envelope | None = None
-        if envelope is not None and envelope[2] != SETTLED:
-            message, target, deliveries = envelope
-            if target is not None:
-                self.owed.pop(target, None)
-            counts = deliveries == 0
-            deliveries += 1
-            if deliveries < self.actor_class.max_deliveries:
-                redelivered = (message, target, deliveries)
-            elif self.actor_class.max_deliveries > 1 and self.actor_class.past_deliveries == "park":
-                redelivered, poison = (message, target, 0), True
-            else:
-                self._quarantine(message, target, deliveries, error)
-        self._return_owed(redelivered)
-        return counts, poison
-
-    def _settle_inflight_internal(self, item: Internal, error: BaseException) -> tuple[bool, bool]:
-        kind, payload, incarnation, deliveries = item
-        if kind == TIMER or (kind != TELL and incarnation):
-            return True, False  # It dies with the incarnation.
-        counts = deliveries == 0
-        deliveries += 1
-        parks = self.actor_class.max_deliveries > 1 and self.actor_class.past_deliveries == "park"
-        if deliveries < self.actor_class.max_deliveries or parks:
-            poison = deliveries >= self.actor_class.max_deliveries
-            assert self.box.internal is not None
-            self.box.internal.appendleft((kind, payload, incarnation, 0 if poison else deliveries))
-            self.box.urgent = True
-            return counts, poison
-        message = payload if kind == TELL else payload[1] if kind == ANSWER else payload
-        self._quarantine(message, None, deliveries, error)
-        return counts, False
-
-    def _return_owed(self, redelivered: Envelope | None) -> None:
-        """Bring owed envelopes back first, in order and uncounted, then the redelivered one."""
-        front: list[Envelope] = []
-        owed, self.owed = list(self.owed.items()), {}
-        for target, envelope in owed:
-            if self.actor_class.max_deliveries > 1:
-                front.append(envelope)
-                continue
-            self.dead += 1
-            self.system.dead_letters.record(self._letter(envelope[0], "outcome_unknown"))
-            target._fail(self._outcome_unknown(envelope[0]))
-        if redelivered is not None:
-            front.append(redelivered)
-        if front:
-            if self.box.returned is None:
-                self.box.returned = deque()
-            self.box.returned.extendleft(reversed(front))
-
-    def _bury_owed(self) -> None:
-        owed, self.owed = list(self.owed.values()), {}
-        for envelope in owed:
-            self._bury_one(envelope, "stopped")
 
     async def _report_crash(self, actor: TrioActor | None, outcome: Exit) -> None:
         """Log the crash and run `on_failure`, for at most `shutdown_s`."""
@@ -752,23 +382,6 @@ class Cell:
                 "on_failure of %s failed; the incarnation has ended all the same", self
             )
 
-    def _abandon(self, exc: BaseException) -> None:
-        """Settle what can be settled when the run itself is cancelled or ends with `exc`."""
-        self.last_error = exc
-        envelope, self.inflight = self.inflight, None
-        if envelope is not None and envelope[2] != SETTLED:
-            message, target, deliveries = envelope
-            if target is not None:
-                self.owed.pop(target, None)
-            if _cancels(exc):
-                self.dead += 1
-                self.system.dead_letters.record(self._letter(message, "system_ended"))
-                if target is not None:
-                    target._fail(self._outcome_unknown(message))
-            else:
-                self._quarantine(message, target, deliveries + 1, exc)
-        self._settle_started(exc)
-
     # -- the end
 
     def _end(self, reason: BaseException | None) -> None:
@@ -780,8 +393,8 @@ class Cell:
         self.ending = True
         self.scope = None
         self.box.close()
-        self._bury_owed()
-        self.bury()
+        bury_owed(self)
+        bury(self)
         self.supervisor._child_ended(self)
         if self.name is not None:
             self.system.names.release(self.name, self)
@@ -790,8 +403,8 @@ class Cell:
             pykka.ActorRegistry.unregister(self.ref)
         if self.watchers:
             self._tell_watchers(reason, final=True)
-        self._settle_idle()
-        self._settle_started(reason)
+        self.settle_idle()
+        self.settle_started(reason)
         self.settle_pills()
         with self.system.lock:
             stopped = self._stopped_future
@@ -802,7 +415,7 @@ class Cell:
 
     def settle_pills(self) -> None:
         """Tell those who sent stop pills that the incarnation ended. Another may start."""
-        pills, self._pills = self._pills, None
+        pills, self.pills = self.pills, None
         for pill in pills or ():
             pill._answer(None)
 
@@ -815,97 +428,6 @@ class Cell:
         if self.box.closed and self.state == "ended":
             future._answer(None)
         return future
-
-    def bury(self) -> None:
-        """Empty the lanes of a closed mailbox. Any thread: each pop is taken by one."""
-        box = self.box
-        for lane in (box.returned, box.user):
-            while lane:
-                try:
-                    envelope = lane.popleft()
-                except IndexError:
-                    break
-                self._bury_one(envelope, "stopped")
-        while box.internal:
-            try:
-                kind, payload, incarnation, _ = box.internal.popleft()
-            except IndexError:
-                break
-            if kind == TELL:
-                self._bury_one((payload, None, 0), "stopped")
-            else:
-                self.drop_internal(kind, payload, incarnation)
-
-    def drop_internal(self, kind: int, payload: Any, incarnation: int) -> None:
-        """Count an item that nobody will handle; a fact becomes a dead letter. Any thread."""
-        with self.system.lock:
-            self.dropped += 1
-        if kind == ANSWER and not incarnation:
-            self.system.dead_letters.record(self._letter(payload[1], "fact_undelivered"))
-
-    def drop(self, envelope: Envelope) -> None:
-        """Make a dead letter of an envelope that an overflow policy drops. Any thread."""
-        with self.system.lock:
-            self.dead += 1
-        self.system.dead_letters.record(self._letter(envelope[0], "overflow"))
-        if envelope[1] is not None:
-            envelope[1]._fail(
-                MailboxFullError(
-                    f"the mailbox of {self} overflowed; the message was dropped; send slower",
-                    actor=self.key,
-                    message=envelope[0],
-                    capacity=self.box.capacity,
-                )
-            )
-
-    def _bury_one(self, envelope: Envelope, reason: str) -> None:
-        message, target, _ = envelope
-        if message.__class__ is StopPill:
-            assert target is not None
-            target._answer(None)
-            return
-        with self.system.lock:
-            self.dead += 1
-        self.system.dead_letters.record(self._letter(message, reason))
-        if target is not None:
-            target._fail(
-                ActorDeadError(
-                    f"{self} stopped before it handled the message; send it elsewhere",
-                    actor=self.key,
-                    message=message,
-                )
-            )
-
-    def _letter(self, message: Any, reason: str) -> DeadLetter:
-        return DeadLetter(self.key, message, reason, self.system.clock.now_ms())
-
-    def _quarantine(
-        self, message: Any, target: Target | None, deliveries: int, error: BaseException
-    ) -> None:
-        self.quarantined += 1
-        self.system.quarantine.record(
-            Quarantined(
-                self.key,
-                message,
-                error,
-                self.incarnation,
-                deliveries,
-                self.system.clock.now_ms(),
-            )
-        )
-        if target is not None:
-            if isinstance(error, ActorKilledError):
-                target._fail(self._outcome_unknown(message))
-            else:
-                target._fail(error)
-
-    def _outcome_unknown(self, message: Any) -> OutcomeUnknownError:
-        return OutcomeUnknownError(
-            f"an incarnation of {self} ended before it replied; whether the message took effect "
-            "is unknown; ask again only what may happen twice",
-            actor=self.key,
-            message=message,
-        )
 
     # -- reply handles
 
@@ -944,86 +466,9 @@ class Cell:
             self.handled += 1
             if self.state == "stopping" and not self.owed:
                 self.box.wake()
-            if self._idle is not None:
-                self._settle_idle()
+            if self.idle is not None:
+                self.settle_idle()
         return found
-
-    # -- tasks of the incarnation
-
-    def start_task(
-        self,
-        afn: Callable[..., Coroutine[Any, Any, Any]],
-        args: tuple[Any, ...],
-        name: str | None,
-        finish: Callable[[Any, BaseException | None], None] | None,
-    ) -> trio.CancelScope:
-        """Start a task that ends with the incarnation.
-
-        Tasks run in the system's nursery under a scope each, and the incarnation keeps the scopes:
-        a nursery for every incarnation would double what an idle actor costs.
-        """
-        if self.scope is None:
-            raise RuntimeError(f"no incarnation of {self} runs; a task belongs to one")
-        scope = trio.CancelScope()
-        if self._tasks is None:
-            self._tasks = {}
-        self._tasks[scope] = None
-        # A task is awaited by nobody but those who are owed a reply through it.
-        names, role = STANCE.get()
-        target = self.inflight[1] if self.inflight is not None else None
-        waiting = names[:-1] if finish is not None and target in self.owed else ()
-        self.system.nursery.start_soon(
-            self._run_task,
-            scope,
-            (waiting, role),
-            afn,
-            args,
-            finish,
-            name=name or f"{self.key}: {_name_of(afn)}",
-        )
-        return scope
-
-    async def _run_task(
-        self,
-        scope: trio.CancelScope,
-        stance: Stance,
-        afn: Callable[..., Coroutine[Any, Any, Any]],
-        args: tuple[Any, ...],
-        finish: Callable[[Any, BaseException | None], None] | None,
-    ) -> None:
-        STANCE.set(stance)
-        value: Any = None
-        error: BaseException | None = OutcomeUnknownError(
-            f"a task of {self} was cancelled; whether it took effect is unknown",
-            actor=self.key,
-            message=None,
-        )
-        try:
-            with scope:
-                value = await afn(*args)
-                error = None
-        except Exception as exc:  # noqa: BLE001 - the incarnation's, or the answer's.
-            error = exc
-            if finish is None:
-                self.fail(exc)
-        finally:
-            tasks = self._tasks
-            if tasks is not None:
-                tasks.pop(scope, None)
-            if finish is not None:
-                finish(value, error)
-            if not tasks and self._quiet is not None:
-                self._quiet.set()
-
-    def fail(self, error: BaseException) -> None:
-        """Crash the incarnation with what one of its tasks raised."""
-        if self.failure is None:
-            self.failure = error
-        elif self.failure is not error:
-            self.failure = BaseExceptionGroup(f"tasks of {self} failed", [self.failure, error])
-        if self.scope is not None:
-            self.box.signal(0)
-            self.scope.cancel(reason="a task of the incarnation crashed")
 
     # -- what others do to the cell, loop thread
 
@@ -1039,9 +484,9 @@ class Cell:
     def stop_now(self, done: TrioFuture[None] | None = None) -> None:
         """Stop after the current message; what is queued becomes dead letters."""
         if done is not None:
-            if self._pills is None:
-                self._pills = []
-            self._pills.append(done)
+            if self.pills is None:
+                self.pills = []
+            self.pills.append(done)
         if self.state in ("held", "waiting", "ended"):
             if self.supervisor._ends_with(self):
                 self.ending = True
@@ -1086,12 +531,12 @@ class Cell:
 
     async def _until(self, done: Callable[[], bool]) -> None:
         while not done():
-            self._idle = self._idle if self._idle is not None else TrioFuture()
-            await self._idle
+            self.idle = self.idle if self.idle is not None else TrioFuture()
+            await self.idle
 
     # -- waiting for it
 
-    def _settle_started(self, error: BaseException | None) -> None:
+    def settle_started(self, error: BaseException | None) -> None:
         started, self._started = self._started, None
         if started is not None:
             if error is None:
@@ -1099,8 +544,8 @@ class Cell:
             else:
                 started._fail(error)
 
-    def _settle_idle(self) -> None:
-        idle, self._idle = self._idle, None
+    def settle_idle(self) -> None:
+        idle, self.idle = self.idle, None
         if idle is not None:
             idle._answer(None)
 
@@ -1116,9 +561,9 @@ class Cell:
 
     async def wait_change(self) -> None:
         """Wait until it idles, is held or ends, or a reply was settled. A checkpoint."""
-        if self._idle is None:
-            self._idle = TrioFuture()
-        await self._idle
+        if self.idle is None:
+            self.idle = TrioFuture()
+        await self.idle
 
     # -- watchers
 
@@ -1163,27 +608,3 @@ class Cell:
             dropped=self.dropped,
             last_error=self.last_error,
         )
-
-
-def _attribute(root: Any, path: Any) -> Any:
-    for name in path:
-        root = getattr(root, name)
-    return root
-
-
-def _cancels(exc: BaseException) -> bool:
-    """Whether the run is being cancelled, rather than ended by a handler's own exception."""
-    return isinstance(exc, trio.Cancelled) or (
-        isinstance(exc, BaseExceptionGroup) and exc.subgroup(trio.Cancelled) is not None
-    )
-
-
-def _name_of(afn: Any) -> str:
-    return str(getattr(afn, "__qualname__", afn))
-
-
-def _not_later(cell: Cell) -> RuntimeError:
-    return RuntimeError(f"{cell} returned LATER without taking a reply handle by later()")
-
-
-__all__ = ["STOP_PILL", "ActorStatistics", "Cell", "Exit"]

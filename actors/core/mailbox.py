@@ -31,6 +31,7 @@ from trio.lowlevel import Abort, reschedule
 from .envelope import Envelope, Internal
 from .errors import ActorDeadError, MailboxClosedError, MailboxFullError
 from .future import Target, TrioFuture
+from .settling import bury, drop
 
 if TYPE_CHECKING:
     from .cell import Cell
@@ -113,7 +114,7 @@ class Mailbox:
         self.check_open(envelope[0])
         if len(self.user) >= self.capacity:
             if self.overflow == "drop_newest":
-                self.cell.drop(envelope)
+                drop(self.cell, envelope)
                 return
             if self.overflow == "drop_oldest":
                 self._drop_oldest()
@@ -173,7 +174,7 @@ class Mailbox:
                 if len(kept) > self.capacity:
                     break
             else:
-                self.cell.drop(oldest)
+                drop(self.cell, oldest)
         self.user.extendleft(reversed(kept))
 
     def _block(self, envelope: Envelope) -> None:
@@ -240,7 +241,7 @@ class Mailbox:
     def attend(self) -> None:
         """Wake a sleeping consumer, or bury what was put into a closed mailbox."""
         if self.closed:
-            self.cell.bury()
+            bury(self.cell)
             return
         if get_ident() == self.ident:
             self.wake()
@@ -250,7 +251,7 @@ class Mailbox:
             self._token.run_sync_soon(self.wake)
         except trio.RunFinishedError:
             self.close()
-            self.cell.bury()
+            bury(self.cell)
         except BaseException:  # A KeyboardInterrupt here must not lose the wake.
             self.attention = True
             raise
@@ -262,7 +263,7 @@ class Mailbox:
         """Reschedule the consumer if it sleeps. Does not raise: it runs under run_sync_soon."""
         task = self.parked
         if self.closed:
-            self.cell.bury()
+            bury(self.cell)
         elif task is not None:
             self.attention = False
             self.parked = None

@@ -28,9 +28,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import trio
 
-from .cell import CRASHED, Cell, Exit
+from .cell import Cell
 from .errors import ActorDeadError, ChildStartError, IntensityExceededError, NameTakenError
 from .ref import TrioActorRef
+from .settling import CRASHED, Exit
 
 if TYPE_CHECKING:
     from .actor import TrioActor

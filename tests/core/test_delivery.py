@@ -836,7 +836,7 @@ async def test_spawned_task_can_be_cancelled_alone(autojump_clock):
         await wait_all_tasks_blocked()
         scopes[0].cancel()
         await wait_all_tasks_blocked()
-        assert ref._cell._tasks == {}
+        assert ref._cell.tasks == {}
         assert ref.is_alive()
 
 

@@ -1,0 +1,285 @@
+"""Serving a mailbox: the loop that takes envelopes and calls handlers.
+
+Control flags come before the internal lane, it before redelivered envelopes, they before the user
+lane. The loop holds the event loop for a batch's time, then lets other tasks run.
+
+Invariants:
+    I1. Nothing is awaited between taking an envelope and setting `cell.inflight`.
+    I2. `cell.inflight` is None wherever the loop awaits anything but the handler of an envelope.
+    I3. Each pass serves at most what the internal lane held when it began, so that the internal
+        lane cannot starve the user lane.
+
+Runs in the cell's task.
+"""
+
+from __future__ import annotations
+
+import time
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any, Final
+
+from pykka.messages import ProxyCall, ProxyGetAttr, ProxySetAttr
+from trio.lowlevel import checkpoint, current_task, wait_task_rescheduled
+
+from .asks import STANCE
+from .envelope import ANSWER, ENDED, LATER, SETTLED, TELL, Internal, StopPill
+from .errors import ActorCrash
+from .future import Target
+from .mailbox import HALT, KILL, STOP_NOW
+from .settling import HALTED, STOPPED, STOPPED_NOW, bury_one
+from .watchdog import one_checkpoint
+
+if TYPE_CHECKING:
+    from .actor import TrioActor
+    from .cell import Cell
+
+BATCH_S: Final = 0.001
+"""How long a batch may hold the loop before other tasks run."""
+
+_LOOK_EVERY: Final = 8  # Messages between two looks at the time: a look costs a tenth of a message.
+_SPECIAL: Final = frozenset({StopPill, ProxyCall, ProxyGetAttr, ProxySetAttr})
+
+
+async def serve(cell: Cell, actor: TrioActor) -> str:
+    """Handle messages until the incarnation is to stop; return how.
+
+    The one hot loop of the kernel: what it does for every message is looked at in nanoseconds.
+    """
+    box = cell.box
+    user = box.user
+    owed = cell.owed
+    receive: Any = actor.on_receive
+    clock = time.perf_counter
+    crash_on_ask = actor.crash_on_ask_error
+    watched = cell.system.debug and cell.role is not None
+    special = _SPECIAL
+    task = current_task()
+    abort = box.abort
+    box.urgent = True  # The incarnation before may have left something in the lanes.
+    while True:
+        source = box.returned or user
+        handled = 0
+        look = 0
+        until = clock() + BATCH_S
+        try:
+            while True:
+                if box.urgent:
+                    cell.inflight = None
+                    cell.handled += handled
+                    handled = 0
+                    how = await _serve_urgent(cell, actor)
+                    if how is not None:
+                        return how
+                try:
+                    envelope = source.popleft()
+                except IndexError:
+                    if source is user:
+                        break
+                    source = user
+                    continue
+                message, target, _ = envelope
+                cell.inflight = envelope
+                if target is None:
+                    result = (
+                        _special(cell, actor, message)
+                        if message.__class__ in special
+                        else receive(message)
+                    )
+                    if result is not None:
+                        if result.__class__ is CoroutineType:
+                            cell.handled += handled
+                            handled = 0
+                            if box.waiting:
+                                box.give_room()
+                            result = await (one_checkpoint(result, cell) if watched else result)
+                        if result is LATER:
+                            cell.inflight = None
+                            continue
+                    if cell.inflight is not envelope:
+                        _forget_owed(cell)
+                    handled += 1
+                else:
+                    if target._outcome is not None:
+                        cell.inflight = None
+                        bury_one(cell, envelope, "expired")
+                        continue
+                    if message.__class__ is StopPill:
+                        cell.inflight = None
+                        _take_pill(cell, target)
+                        return STOPPED
+                    if target._chain:
+                        STANCE.set(((*target._chain, cell.key), cell.role))
+                    try:
+                        result = (
+                            _special(cell, actor, message)
+                            if message.__class__ in special
+                            else receive(message)
+                        )
+                        if result.__class__ is CoroutineType:
+                            cell.handled += handled
+                            handled = 0
+                            if box.waiting:
+                                box.give_room()
+                            result = await (one_checkpoint(result, cell) if watched else result)
+                    except ActorCrash:
+                        raise
+                    except Exception as exc:
+                        if crash_on_ask:
+                            raise
+                        _answer(cell, target, None, exc)
+                    else:
+                        if result is not LATER:
+                            _answer(cell, target, result, None)
+                        elif target not in owed and cell.inflight is envelope:
+                            _answer(cell, target, None, _not_later(cell))
+                    if target._chain:
+                        STANCE.set(cell.base)
+                look += 1
+                if look == _LOOK_EVERY:
+                    look = 0
+                    if box.waiting:
+                        box.give_room()
+                    if clock() > until:
+                        break
+        finally:
+            cell.handled += handled
+        cell.inflight = None
+        if box.waiting:
+            box.give_room()
+        if cell.idle is not None and not user and not box.urgent:
+            cell.settle_idle()
+        box.attention = True
+        if user or box.urgent or box.returned:
+            box.attention = False
+            await checkpoint()
+        else:
+            box.parked = task
+            await wait_task_rescheduled(abort)
+
+
+def _answer(cell: Cell, target: Target, value: Any, error: BaseException | None) -> None:
+    """Settle the in-flight envelope's target and count it."""
+    inflight = cell.inflight
+    if inflight is None or inflight[2] == SETTLED:
+        return  # Its reply handle settled it while the handler ran.
+    cell.owed.pop(target, None)
+    cell.handled += 1
+    if not (target._answer(value) if error is None else target._fail(error)):
+        cell.late += 1
+
+
+def _forget_owed(cell: Cell) -> None:
+    """Forget the reply handle of a tell whose handler did not return LATER: it is handled."""
+    inflight = cell.inflight
+    if inflight is not None and inflight[1] is not None:
+        if cell.owed.pop(inflight[1], None) is None:
+            cell.handled -= 1  # Its handle was settled, and counted it.
+        inflight[1]._answer(None)
+
+
+def _special(cell: Cell, actor: TrioActor, message: Any) -> Any:
+    kind = message.__class__
+    if kind is ProxyCall:
+        return _attribute(actor, message.attr_path)(*message.args, **message.kwargs)
+    if kind is ProxyGetAttr:
+        return _attribute(actor, message.attr_path)
+    if kind is ProxySetAttr:
+        parent = _attribute(actor, message.attr_path[:-1])
+        return setattr(parent, message.attr_path[-1], message.value)
+    raise TypeError("a stop pill is always an ask")
+
+
+async def _serve_urgent(cell: Cell, actor: TrioActor) -> str | None:
+    """Serve control flags and what the internal lane held on entry, for a batch's time.
+
+    Only that: what arrives meanwhile waits for one user message, so that the internal lane
+    cannot starve the user lane.
+    """
+    box = cell.box
+    box.urgent = False
+    control = box.control
+    if control:
+        if control & KILL and cell.scope is not None:
+            cell.scope.cancel(reason="killed")
+            await checkpoint()
+        if control & HALT:
+            return HALTED
+        if control & STOP_NOW:
+            box.control &= ~STOP_NOW
+            return STOPPED_NOW
+    lane = box.internal
+    if lane:
+        until = time.perf_counter() + BATCH_S
+        for count in range(1, len(lane) + 1):
+            await _serve_internal(cell, actor, lane.popleft())
+            if box.control or (count % _LOOK_EVERY == 0 and time.perf_counter() > until):
+                break
+        if lane or box.control:
+            box.urgent = True
+    return None
+
+
+async def _serve_internal(cell: Cell, actor: TrioActor, item: Internal) -> None:
+    kind, payload, incarnation, _ = item
+    if incarnation and incarnation != cell.incarnation:
+        cell.dropped += 1
+        return
+    cell.inflight_internal = item
+    if kind == ANSWER:
+        names, answer = payload
+        if names:
+            STANCE.set(((*names, cell.key), cell.role))
+        result = actor.on_answer(answer)
+    elif kind == ENDED:
+        names = ()
+        result = actor.on_ended(payload)
+    else:
+        names = ()
+        result = actor.on_receive(payload)
+    if result.__class__ is CoroutineType:
+        watched = cell.system.debug and cell.role is not None
+        await (one_checkpoint(result, cell) if watched else result)
+    if names:
+        STANCE.set(cell.base)
+    cell.inflight_internal = None
+    if kind == TELL:
+        cell.handled += 1
+
+
+def _take_pill(cell: Cell, target: Target) -> None:
+    if cell.pills is None:
+        cell.pills = []
+    cell.pills.append(target)
+
+
+async def serve_owed(cell: Cell, actor: TrioActor) -> None:
+    """Serve the internal lane until no reply is owed, or a stop now comes."""
+    box = cell.box
+    while any(target._outcome is None for target in cell.owed):
+        if box.urgent:
+            if await _serve_urgent(cell, actor) is not None:
+                return
+        else:
+            await _wait_internal(cell)
+
+
+async def _wait_internal(cell: Cell) -> None:
+    """Sleep until the internal lane or a reply handle stirs."""
+    box = cell.box
+    box.attention = True
+    if box.urgent:
+        box.attention = False
+        await checkpoint()
+    else:
+        box.parked = current_task()
+        await wait_task_rescheduled(box.abort)
+
+
+def _attribute(root: Any, path: Any) -> Any:
+    for name in path:
+        root = getattr(root, name)
+    return root
+
+
+def _not_later(cell: Cell) -> RuntimeError:
+    return RuntimeError(f"{cell} returned LATER without taking a reply handle by later()")

@@ -1,0 +1,269 @@
+"""Settling: what becomes of envelopes when an incarnation, a cell or the run ends.
+
+| the envelope was | at most once | at least once | the actor stopped |
+|---|---|---|---|
+| in flight | quarantined | back, first, counted | – |
+| in flight, past its last delivery | – | quarantined, or stays in a parked group | – |
+| owed a reply | dead letter, outcome unknown | back, before all others, uncounted | dead letter |
+| queued | stays | stays | dead letter |
+
+An asker gets the error that crashed its handler; `OutcomeUnknownError` where the handler was killed
+or the reply was owed; `ActorDeadError` with a dead letter of an actor that stopped.
+
+Invariants:
+    I1. Every path takes the envelope out of where it was before it settles its target.
+    I2. A target that is settled already changes nothing here but the count.
+
+`bury`, `bury_one`, `drop` and `drop_internal` run on any thread, the rest on the loop thread.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+
+from .deadletters import DeadLetter, Quarantined
+from .envelope import ANSWER, SETTLED, TELL, TIMER, Envelope, Internal, StopPill
+from .errors import ActorDeadError, ActorKilledError, MailboxFullError, OutcomeUnknownError
+from .future import Target
+
+if TYPE_CHECKING:
+    from .cell import Cell
+
+# What ended an incarnation.
+STOPPED: Final = "stopped"
+STOPPED_NOW: Final = "stopped_now"
+HALTED: Final = "halted"
+CRASHED: Final = "crashed"
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How an incarnation ended.
+
+    Attributes:
+        kind: `stopped`, `stopped_now`, `halted` (by its supervisor, to run again) or `crashed`.
+        error: What it crashed with.
+        counts: Whether the crash counts towards the intensity: one of a redelivered message does
+            not, as it is bounded by max_deliveries already.
+        poison: Whether a message went past max_deliveries in an actor that parks on it.
+        unstarted: Whether it ended before `on_start` returned.
+    """
+
+    kind: str
+    error: BaseException | None = None
+    counts: bool = True
+    poison: bool = False
+    unstarted: bool = False
+
+
+def settle_exit(cell: Cell, how: str | None, error: BaseException | None, started: bool) -> Exit:
+    """Settle the in-flight envelope and what is owed, and say how the incarnation ended."""
+    if error is not None:
+        cell.last_error = error
+    if how is None:
+        assert error is not None
+        counts, poison = _settle_inflight(cell, error)
+        return Exit(CRASHED, error, counts, poison, unstarted=not started)
+    # It was to end, so whatever happened on the way out is no crash to its supervisor.
+    if error is not None and cell.inflight_internal is not None:
+        _settle_inflight(cell, error)
+    elif how == HALTED:
+        _return_owed(cell, None)
+    else:
+        bury_owed(cell)
+    return Exit(how)
+
+
+def _settle_inflight(cell: Cell, error: BaseException) -> tuple[bool, bool]:
+    item, cell.inflight_internal = cell.inflight_internal, None
+    envelope, cell.inflight = cell.inflight, None
+    counts, poison = True, False
+    if item is not None:
+        counts, poison = _settle_inflight_internal(cell, item, error)
+    redelivered: Envelope | None = None
+    if envelope is not None and envelope[2] != SETTLED:
+        message, target, deliveries = envelope
+        if target is not None:
+            cell.owed.pop(target, None)
+        counts = deliveries == 0
+        deliveries += 1
+        if deliveries < cell.actor_class.max_deliveries:
+            redelivered = (message, target, deliveries)
+        elif cell.actor_class.max_deliveries > 1 and cell.actor_class.past_deliveries == "park":
+            redelivered, poison = (message, target, 0), True
+        else:
+            _quarantine(cell, message, target, deliveries, error)
+    _return_owed(cell, redelivered)
+    return counts, poison
+
+
+def _settle_inflight_internal(
+    cell: Cell, item: Internal, error: BaseException
+) -> tuple[bool, bool]:
+    kind, payload, incarnation, deliveries = item
+    if kind == TIMER or (kind != TELL and incarnation):
+        return True, False  # It dies with the incarnation.
+    counts = deliveries == 0
+    deliveries += 1
+    parks = cell.actor_class.max_deliveries > 1 and cell.actor_class.past_deliveries == "park"
+    if deliveries < cell.actor_class.max_deliveries or parks:
+        poison = deliveries >= cell.actor_class.max_deliveries
+        assert cell.box.internal is not None
+        cell.box.internal.appendleft((kind, payload, incarnation, 0 if poison else deliveries))
+        cell.box.urgent = True
+        return counts, poison
+    message = payload if kind == TELL else payload[1] if kind == ANSWER else payload
+    _quarantine(cell, message, None, deliveries, error)
+    return counts, False
+
+
+def _return_owed(cell: Cell, redelivered: Envelope | None) -> None:
+    """Bring owed envelopes back first, in order and uncounted, then the redelivered one."""
+    front: list[Envelope] = []
+    owed, cell.owed = list(cell.owed.items()), {}
+    for target, envelope in owed:
+        if cell.actor_class.max_deliveries > 1:
+            front.append(envelope)
+            continue
+        cell.dead += 1
+        cell.system.dead_letters.record(_letter(cell, envelope[0], "outcome_unknown"))
+        target._fail(outcome_unknown(cell, envelope[0]))
+    if redelivered is not None:
+        front.append(redelivered)
+    if front:
+        if cell.box.returned is None:
+            cell.box.returned = deque()
+        cell.box.returned.extendleft(reversed(front))
+
+
+def bury_owed(cell: Cell) -> None:
+    owed, cell.owed = list(cell.owed.values()), {}
+    for envelope in owed:
+        bury_one(cell, envelope, "stopped")
+
+
+def abandon(cell: Cell, exc: BaseException) -> None:
+    """Settle what can be settled when the run itself is cancelled or ends with `exc`."""
+    cell.last_error = exc
+    envelope, cell.inflight = cell.inflight, None
+    if envelope is not None and envelope[2] != SETTLED:
+        message, target, deliveries = envelope
+        if target is not None:
+            cell.owed.pop(target, None)
+        if cancels(exc):
+            cell.dead += 1
+            cell.system.dead_letters.record(_letter(cell, message, "system_ended"))
+            if target is not None:
+                target._fail(outcome_unknown(cell, message))
+        else:
+            _quarantine(cell, message, target, deliveries + 1, exc)
+    cell.settle_started(exc)
+
+
+def bury(cell: Cell) -> None:
+    """Empty the lanes of a closed mailbox. Any thread: each pop is taken by one."""
+    box = cell.box
+    for lane in (box.returned, box.user):
+        while lane:
+            try:
+                envelope = lane.popleft()
+            except IndexError:
+                break
+            bury_one(cell, envelope, "stopped")
+    while box.internal:
+        try:
+            kind, payload, incarnation, _ = box.internal.popleft()
+        except IndexError:
+            break
+        if kind == TELL:
+            bury_one(cell, (payload, None, 0), "stopped")
+        else:
+            drop_internal(cell, kind, payload, incarnation)
+
+
+def drop(cell: Cell, envelope: Envelope) -> None:
+    """Make a dead letter of an envelope that an overflow policy drops. Any thread."""
+    with cell.system.lock:
+        cell.dead += 1
+    cell.system.dead_letters.record(_letter(cell, envelope[0], "overflow"))
+    if envelope[1] is not None:
+        envelope[1]._fail(
+            MailboxFullError(
+                f"the mailbox of {cell} overflowed; the message was dropped; send slower",
+                actor=cell.key,
+                message=envelope[0],
+                capacity=cell.box.capacity,
+            )
+        )
+
+
+def drop_internal(cell: Cell, kind: int, payload: Any, incarnation: int) -> None:
+    """Count an item that nobody will handle; a fact becomes a dead letter. Any thread."""
+    with cell.system.lock:
+        cell.dropped += 1
+    if kind == ANSWER and not incarnation:
+        cell.system.dead_letters.record(_letter(cell, payload[1], "fact_undelivered"))
+
+
+def bury_one(cell: Cell, envelope: Envelope, reason: str) -> None:
+    message, target, _ = envelope
+    if message.__class__ is StopPill:
+        assert target is not None
+        target._answer(None)
+        return
+    with cell.system.lock:
+        cell.dead += 1
+    cell.system.dead_letters.record(_letter(cell, message, reason))
+    if target is not None:
+        target._fail(
+            ActorDeadError(
+                f"{cell} stopped before it handled the message; send it elsewhere",
+                actor=cell.key,
+                message=message,
+            )
+        )
+
+
+def _letter(cell: Cell, message: Any, reason: str) -> DeadLetter:
+    return DeadLetter(cell.key, message, reason, cell.system.clock.now_ms())
+
+
+def _quarantine(
+    cell: Cell, message: Any, target: Target | None, deliveries: int, error: BaseException
+) -> None:
+    cell.quarantined += 1
+    cell.system.quarantine.record(
+        Quarantined(
+            cell.key,
+            message,
+            error,
+            cell.incarnation,
+            deliveries,
+            cell.system.clock.now_ms(),
+        )
+    )
+    if target is not None:
+        if isinstance(error, ActorKilledError):
+            target._fail(outcome_unknown(cell, message))
+        else:
+            target._fail(error)
+
+
+def outcome_unknown(cell: Cell, message: Any) -> OutcomeUnknownError:
+    return OutcomeUnknownError(
+        f"an incarnation of {cell} ended before it replied; whether the message took effect "
+        "is unknown; ask again only what may happen twice",
+        actor=cell.key,
+        message=message,
+    )
+
+
+def cancels(exc: BaseException) -> bool:
+    """Whether the run is being cancelled, rather than ended by a handler's own exception."""
+    return isinstance(exc, trio.Cancelled) or (
+        isinstance(exc, BaseExceptionGroup) and exc.subgroup(trio.Cancelled) is not None
+    )
