@@ -34,7 +34,7 @@ from .errors import (
     StoreIOError,
     StoreLostError,
 )
-from .forks import remember
+from .forks import dismiss, remember
 from .locks import FILE_MODE
 from .tables import TABLES
 
@@ -225,6 +225,7 @@ class Environment:
 
     def close(self) -> None:
         """Close. Idempotent. No transaction may be open."""
+        dismiss(self)
         with self._between:
             self._close()
 

@@ -4,14 +4,17 @@ A child inherits every open file description. Were it to unlock one, the parent 
 without a word; so the child closes its copies and never unlocks. A child forked by native code,
 without Python's hooks, keeps its parent's locks alive until it ends.
 
+Invariants:
+    I1  Whatever is open is remembered until it is closed, also when its owner has dropped it:
+        a descriptor that nobody refers to is inherited all the same.
+
 Runs in: the child, between fork and its first Python code.
 """
 
 from __future__ import annotations
 
 import os
-import weakref
-from typing import Protocol
+from typing import Final, Protocol
 
 
 class Forkable(Protocol):
@@ -19,16 +22,21 @@ class Forkable(Protocol):
         """In a forked child: close descriptors, refuse every later use, touch nothing shared."""
 
 
-_open: weakref.WeakSet[Forkable] = weakref.WeakSet()
+_open: Final[dict[int, Forkable]] = {}
 
 
 def remember(holder: Forkable) -> None:
-    """Have `holder.forget()` called in every forked child, for as long as it lives."""
-    _open.add(holder)
+    """Have `holder.forget()` called in every child forked before `dismiss`."""
+    _open[id(holder)] = holder
+
+
+def dismiss(holder: Forkable) -> None:
+    """It is closed. Idempotent."""
+    _open.pop(id(holder), None)
 
 
 def _in_child() -> None:
-    for holder in list(_open):
+    for holder in list(_open.values()):
         holder.forget()
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from .errors import LockTimeoutError, NoFileLocksError
-from .forks import remember
+from .forks import dismiss, remember
 
 FILE_MODE: Final = 0o600
 POLL_S_FIRST: Final = 0.0002
@@ -87,6 +87,7 @@ class FileLock:
     def close(self) -> None:
         """Give the lock up, if held, and the descriptor. Idempotent."""
         fd, self._fd = self._fd, None
+        dismiss(self)
         if fd is not None:
             os.close(fd)
 

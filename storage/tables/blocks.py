@@ -15,7 +15,7 @@ RESULT_BLOCKS_MAX = 100
 
 Text: TypeAlias = Annotated[str, Meta(max_length=TEXT_CHARS_MAX)]
 CallId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128)]
-ToolName: TypeAlias = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+ToolName: TypeAlias = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
 
 
 class _Block(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type"):
