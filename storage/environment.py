@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -40,6 +41,8 @@ from .tables import TABLES
 
 TABLES_MAX: Final = 128
 READERS_MAX: Final = 126
+ROOM_BYTES: Final = 2**20
+"""With less than this left, an I/O error is taken for a full disk."""
 LOCK_FILE_BYTES: Final = 8192
 """What the engine's lock file takes for `READERS_MAX`. It is mapped, so its room is taken before
 the engine opens it: a hole on a full disk would end the process with SIGBUS."""
@@ -52,7 +55,9 @@ verify_file: Final[Callable[[str], list[str]]] = lmdb.verify.verify
 def typed(error: OSError | lmdb.Error, path: Path, doing: str) -> StorageError:
     """The error of ours that says what the operating system or the engine refused."""
     code = error.errno if isinstance(error, OSError) else getattr(error, "code", None)
-    if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    # The engine reports a write that was cut short by a full disk as an I/O error.
+    full = code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    if full or (code == errno.EIO and not _has_room(path)):
         return DiskFullError(
             f"no room for {doing} in {path}; earlier data stands; make room and try again",
             path=str(path),
@@ -143,7 +148,7 @@ class Environment:
 
     def get(self, table: str, key: bytes) -> bytes | None:
         """Read one value, in a transaction of its own."""
-        database = self._tables.get(table)
+        database = self._table(table)
         if database is None:
             return None
         with self._begin_read() as transaction:
@@ -160,7 +165,7 @@ class Environment:
         bytes_max: int,
     ) -> tuple[list[tuple[bytes, bytes]], bool]:
         """Copy rows of one state of the store; whether there may be more behind them."""
-        database = self._tables.get(table)
+        database = self._table(table)
         if database is None:
             return [], False
         rows: list[tuple[bytes, bytes]] = []
@@ -247,6 +252,11 @@ class Environment:
                 )
             raise StoreClosedError("the store is closed; nothing was done; open it again")
         return self._env
+
+    def _table(self, name: str) -> lmdb._Database | None:
+        """None: opened to look at a store of an older version, which lacked it."""
+        self._handle()
+        return self._tables.get(name)
 
     def _begin_read(self) -> lmdb.Transaction[bytes]:
         handle = self._handle()
@@ -341,6 +351,18 @@ class Environment:
         with _open_files_lock:
             if self._identity is not None:
                 _open_files.pop(self._identity, None)
+
+
+def _has_room(directory: Path) -> bool:
+    """Whether the data file could grow by a little, for all one can tell."""
+    try:
+        disk = os.statvfs(directory)
+        size = (directory / "data.mdb").stat().st_size
+    except OSError:
+        return True
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    within = limit == resource.RLIM_INFINITY or size + ROOM_BYTES <= limit
+    return within and disk.f_bavail * disk.f_frsize >= ROOM_BYTES
 
 
 def _identity_of(path: Path) -> tuple[int, int] | None:

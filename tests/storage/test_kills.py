@@ -38,7 +38,7 @@ def _acknowledged(said: list[str]) -> int:
 
 
 def _recovered(store: Any) -> int:
-    """Batches found, after seeing that each is whole, that none is missing and none is there twice."""
+    """Batches found, after seeing that each is whole, none is missing and none is there twice."""
     assert check(store).is_sound
     found = dict(store.scan("wakes"))
     numbers = sorted(key[1] for key in found)
@@ -90,9 +90,7 @@ def test_what_was_acknowledged_is_there_after_deaths_at_random_instants(
     state = tmp_path / "state"
     for _ in range(6):
         child = spawn("writer.py", state, 10_000, "plain")
-        said = []
-        for _ in range(draw.randrange(1, 40)):
-            said.append(child.stdout.readline())
+        said = [child.stdout.readline() for _ in range(draw.randrange(1, 40))]
         child.kill()
         said += child.stdout.read().splitlines()
         child.wait()
@@ -139,13 +137,13 @@ def test_every_commit_is_synced(tmp_path: Path) -> None:
     strace = shutil.which("strace")
     if strace is None:
         pytest.skip("strace is not installed")
+    tracing = [strace, "-f", "-c", "-e", "trace=fdatasync"]
     counts = []
     for batches in (5, 25):
         script = str(Path(__file__).parent / "children" / "writer.py")
         state = str(tmp_path / f"state-{batches}")
         found = subprocess.run(
-            [strace, "-f", "-c", "-e", "trace=fdatasync", sys.executable, script]
-            + [state, str(batches), "plain"],
+            [*tracing, sys.executable, script, state, str(batches), "plain"],
             capture_output=True,
             text=True,
             check=False,

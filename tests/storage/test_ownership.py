@@ -302,7 +302,7 @@ def test_a_killed_owner_is_taken_over_and_a_stopped_one_is_not(spawn: Any, tmp_p
 
 
 def test_a_fork_that_outlives_its_parent_does_not_keep_it_alive(tmp_path: Path) -> None:
-    """The child closes its copy of the lock; were it to unlock it, the parent would be dead early."""
+    """The child closes its copy of the lock; unlocking it would end the parent's proof early."""
     alive_r, alive_w = os.pipe()
     go_r, go_w = os.pipe()
     store = MemoryStore(nonce="parent")
