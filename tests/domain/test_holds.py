@@ -56,7 +56,7 @@ async def test_a_stated_wait_holds_the_turn_with_one_call_no_marker_no_lease_and
         (lease,) = world.rows("leases", "ana")
         assert lease.turn is None
         assert not world.permits_out()
-        assert not world.ref("agent")._cell._tasks
+        assert not world.ref("agent")._cell.tasks
         assert not world.rows("wakes", "ana"), "the held turn answers its wake"
 
 

@@ -7,6 +7,7 @@ disk takes.
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -24,8 +25,11 @@ from abeyance.actors.providers.port import ModelReply, ModelRequest, OnDelta, Pr
 from abeyance.actors.testing import ScriptedProvider, WallClock
 from abeyance.actors.testing.scripted import Script
 from abeyance.storage.lmdb_store import LmdbStore
+from abeyance.storage.store import Row
 from abeyance.storage.tables.blocks import TextBlock, ToolResultBlock, ToolUseBlock
 
+REAL_S_MAX = 10.0
+"""How long a condition may take to hold, in real time: a bound for tests that fail."""
 SCHEMA = {"type": "object", "properties": {}}
 
 
@@ -99,7 +103,7 @@ class WitnessedProvider(ScriptedProvider):
         compiled = render_all(placed)
         if shape(request.messages) != shape(compiled):
             self.mismatches.append(f"request {texts(request)} but store {compiled}")
-        carried = [row.record for _, row in store.scan("carried", (self._agent,))][-1]
+        carried = self._world.rows("carried", self._agent)[-1]
         numbers = [n for first, last in carried.rows for n in range(first, last + 1)]
         sendable = [row.seq for row in placed if row.entry.role != "marker"]
         if numbers != sendable:
@@ -159,31 +163,30 @@ class World:
         return next(item for item in self.runtime.status().agents if item.name == agent)
 
     def turns(self, agent: str = "ana") -> list[Any]:
-        return [row.record for _, row in self.runtime._store.scan("turns", (agent,))]
+        return self.rows("turns", agent)
 
     def tool_calls(self, agent: str = "ana") -> list[Any]:
-        return [row.record for _, row in self.runtime._store.scan("tool_calls", (agent,))]
+        return self.rows("tool_calls", agent)
 
     def rows(self, table: str, *prefix: Any) -> list[Any]:
-        return [row.record for _, row in self.runtime._store.scan(table, prefix)]
-
-    async def until_held(self, agent: str = "ana") -> None:
-        await until(lambda: self.state(agent).state == "held" and self.settled())
-
-    def settled(self) -> bool:
-        return all(cell.state != "waiting" for cell in self.runtime._system.cells)
+        found = []
+        for _, row in self.runtime._store.scan(table, prefix):
+            assert isinstance(row, Row), row
+            found.append(row.record)
+        return found
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Let the loop run until a condition holds. Virtual time does not pass by it.
+    """Let the loop run until a condition holds; it is looked at whenever the loop idles.
 
-    The condition is looked at each time the loop has nothing else to do, or a commit came back.
+    Virtual time passes by a millisecond a look, and only while nobody works outside the loop.
     """
-    spins = 0
+    gives_up_at = time.perf_counter() + REAL_S_MAX
     while not condition():
-        spins += 1
-        assert spins < 20_000, "the condition does not come to hold"
+        assert time.perf_counter() < gives_up_at, "the condition does not come to hold"
         await wait_all_tasks_blocked()
+        if not condition() and trio.lowlevel.current_clock().autojump_threshold == 0:  # type: ignore[attr-defined]
+            await trio.sleep(0.001)
 
 
 def texts(request: ModelRequest) -> list[str]:
