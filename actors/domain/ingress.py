@@ -6,6 +6,7 @@ One schema, the stored one, decides what a block is; what passes here can be sto
 from __future__ import annotations
 
 import itertools
+import math
 import secrets
 import unicodedata
 import zlib
@@ -28,6 +29,10 @@ Content: TypeAlias = str | Block | Mapping[str, Any] | Sequence[Block | Mapping[
 
 RESERVED_NAMES: Final = frozenset({"*", "framework"})
 MESSAGE_BYTES_MAX: Final = 16 * 1024 * 1024
+DEPTH_MAX: Final = 64
+"""Levels of a block, from the block itself; well inside what the packer and JSON readers take."""
+INT_MIN: Final = -(2**63)
+INT_MAX: Final = 2**64 - 1
 
 
 def check_name(value: object, field: str, *, reserved: bool = True) -> str:
@@ -55,7 +60,7 @@ def check_name(value: object, field: str, *, reserved: bool = True) -> str:
         raise InvalidNameError(field, "must not begin or end with blanks")
     if reserved and identity(value) in RESERVED_NAMES:
         raise InvalidNameError(field, f"{value!r} is reserved")
-    return value
+    return value if type(value) is str else str.__str__(value)
 
 
 _UNPRINTABLE: Final = frozenset({"Cc", "Zl", "Zp"})
@@ -69,17 +74,18 @@ def identity(name: str) -> str:
 def read_blocks(content: Content, field: str = "message") -> tuple[Block, ...]:
     """Turn what a host sends into blocks that fit the stored schema.
 
+    What is returned can be stored and told to a provider: it is plain data of JSON's kinds, all the
+    way down, and valid Unicode.
+
     Raises:
         InvalidMessageError: Names the block and field that do not fit, at any depth.
     """
     items = _items(content, field)
+    plain = [_plain(item, f"{field}[{place}]", DEPTH_MAX) for place, item in enumerate(items)]
     try:
-        plain = [msgspec.to_builtins(item, builtin_types=(bytes,)) for item in items]
         body = msgspec.convert({"blocks": plain}, Body, strict=True)
     except msgspec.ValidationError as problem:
         raise InvalidMessageError(_path(field, str(problem)), _problem(str(problem))) from None
-    except (TypeError, RecursionError, OverflowError) as problem:
-        raise InvalidMessageError(field, str(problem)) from None
     return body.blocks
 
 
@@ -88,9 +94,62 @@ def _items(content: object, field: str) -> list[Any]:
         return [TextBlock(text=content)]
     if isinstance(content, (Mapping, msgspec.Struct)):
         return [content]
-    if isinstance(content, Sequence) and not isinstance(content, (bytes, bytearray)):
+    if isinstance(content, Sequence) and not isinstance(content, (bytes, bytearray, memoryview)):
         return list(content)
     raise InvalidMessageError(field, f"must be text or blocks, not {type(content).__name__}")
+
+
+def _plain(value: object, field: str, depth: int) -> Any:
+    """Copy a value as plain data, or refuse the place in it that is none.
+
+    The schema leaves a tool's input open, and the packer takes more than a provider's JSON can say
+    and less than Python can build; so what may be inside is decided here, by name.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return _text(value, field)
+    if isinstance(value, int):
+        if not INT_MIN <= value <= INT_MAX:
+            raise InvalidMessageError(field, f"must be between {INT_MIN} and {INT_MAX}")
+        return int(value)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise InvalidMessageError(field, f"must be a finite number, not {value}")
+        return float(value)
+    if depth == 0:
+        raise InvalidMessageError(field, f"must be at most {DEPTH_MAX} levels deep")
+    if isinstance(value, msgspec.Struct):
+        value = msgspec.structs.asdict(value) | _tag(value)
+    if isinstance(value, Mapping):
+        return {
+            _key(key, field): _plain(item, f"{field}.{key[:60]}", depth - 1)
+            for key, item in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, f"{field}[{place}]", depth - 1) for place, item in enumerate(value)]
+    raise InvalidMessageError(field, f"must be plain data, not {type(value).__name__}")
+
+
+def _tag(value: msgspec.Struct) -> dict[str, Any]:
+    config = value.__struct_config__
+    return {} if config.tag is None or config.tag_field is None else {config.tag_field: config.tag}
+
+
+def _key(key: object, field: str) -> str:
+    if not isinstance(key, str):
+        raise InvalidMessageError(field, f"must have text keys, not {type(key).__name__}")
+    return _text(key, field)
+
+
+def _text(text: str, field: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidMessageError(field, "must be valid Unicode (it holds a lone surrogate)") from (
+            None
+        )
+    return text if type(text) is str else str.__str__(text)
 
 
 def _path(field: str, text: str) -> str:
