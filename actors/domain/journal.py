@@ -4,9 +4,11 @@ Invariants:
     I1  Each sender's requests reach the store in the order they were sent.
     I2  Once a chained request is refused or not stored, every request of that chain and epoch that
         is still here is answered `Refused(behind=True)`; nothing planned on it is applied.
-    I3  An outcome is told only after the store reported it; a request is never handed over twice.
+    I3  An outcome is told only after the store reported it; a request that the store took is never
+        handed over twice.
     I4  At most one batch is out. The next is sealed after the callers woken by the last have run
         once (sealing earlier halves the batches).
+    I5  A request that the store does not take for one fails alone, whoever shares its batch.
 
 Runs in: the loop thread. The batch that is out lives in the cell, so a crash of this actor loses
 no outcome: the next incarnation goes on waiting for it.
@@ -14,6 +16,7 @@ no outcome: the next incarnation goes on waiting for it.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -22,7 +25,7 @@ from typing import Any, ClassVar, Final
 import trio
 
 from abeyance.actors.core import LATER, Reply, TrioActor
-from abeyance.storage.errors import StorageError, StoreLostError
+from abeyance.storage.errors import InvalidRequestError, StorageError, StoreLostError
 from abeyance.storage.store import (
     Committed,
     NeedsService,
@@ -35,6 +38,7 @@ from abeyance.storage.store import (
 
 from .errors import not_stored
 from .protocol import Requests
+from .redelivery import Redelivered
 
 BATCH_REQUESTS_MAX: Final = 256
 SETTLE_SLICE: Final = 64
@@ -71,7 +75,9 @@ class JournalKept:
         self.arrived = trio.Event()
         self.answered = trio.Event()
         self.refused: dict[str, int] = {}
-        self.known: set[int] = set()
+        self.singly = 0
+        """So many entries at the queue's head go one a batch: one of them is no request."""
+        self.lost: Exception | None = None
         self.batches = 0
         self.requests = 0
 
@@ -95,16 +101,25 @@ class Journal(TrioActor):
         return JournalKept()
 
     def on_start(self) -> None:
+        kept = self.kept
+        entries = itertools.chain(kept.settling, kept.out or (), kept.queue)
+        self._back = Redelivered((entry.message, entry.reply) for entry in entries)
         self.spawn(self._pump, name="journal pump")
 
     def on_receive(self, message: Any) -> Any:
         kept = self.kept
+        if isinstance(message, Requests):
+            if len(message) > BATCH_REQUESTS_MAX:
+                raise ValueError(
+                    f"{len(message)} requests in one message; nothing was handed over; send at "
+                    f"most {BATCH_REQUESTS_MAX}"
+                )
+        elif not isinstance(message, Request):
+            raise TypeError(f"the journal takes no {type(message).__name__}")
         reply = self.later()
-        if id(message) in kept.known:
-            # Redelivered after a crash of this actor: the entry is still queued or out, and the
-            # handle it holds names this same envelope.
+        if self._back.claims(message):
+            # The entry is still queued or out, and the handle it holds names this same envelope.
             return LATER
-        kept.known.add(id(message))
         kept.queue.append(_Entry(message, reply))
         if not kept.arrived.is_set():
             kept.arrived.set()
@@ -114,6 +129,9 @@ class Journal(TrioActor):
         kept = self.kept
         while True:
             await self._settle()
+            if kept.lost is not None:
+                lost, kept.lost = kept.lost, None
+                self._on_lost(lost)
             if kept.out is None:
                 await kept.arrived.wait()
                 # Callers that are runnable now add to this batch.
@@ -124,18 +142,9 @@ class Journal(TrioActor):
             self._learn(await self._outcomes())
 
     def _seal(self) -> None:
+        """Hand the next batch over, if there is one."""
         kept = self.kept
-        batch, size = list[_Entry](), 0
-        while kept.queue and (
-            not batch or size + len(kept.queue[0].requests) <= BATCH_REQUESTS_MAX
-        ):
-            entry = kept.queue.popleft()
-            if all(map(self._is_behind, entry.requests)):
-                entry.outcomes = [_BEHIND] * len(entry.requests)
-                self._answer(entry)
-            else:
-                batch.append(entry)
-                size += len(entry.requests)
+        batch, size = self._take()
         if not kept.queue:
             kept.arrived = trio.Event()
         if not batch:
@@ -151,14 +160,49 @@ class Journal(TrioActor):
                 return
 
         kept.out = batch
-        kept.batches += 1
-        kept.requests += size
         try:
             self._store.submit([request for entry in batch for request in entry.requests], done)
+        except InvalidRequestError as error:
+            self._part(batch, size, error)
         except StorageError as error:
-            # Nothing of the batch was taken: a closed store, or a request that is not one.
+            # Nothing of the batch was taken: the store is closed, or lost.
             kept.outcomes = [NotStored(error)] * size
             kept.answered.set()
+        else:
+            kept.batches += 1
+            kept.requests += size
+
+    def _take(self) -> tuple[list[_Entry], int]:
+        """Take entries from the queue's head, as many as one batch holds."""
+        kept, batch, size = self.kept, list[_Entry](), 0
+        while kept.queue:
+            entry = kept.queue[0]
+            if batch and size + len(entry.requests) > BATCH_REQUESTS_MAX:
+                break
+            kept.queue.popleft()
+            alone = kept.singly > 0
+            kept.singly -= alone
+            if all(map(self._is_behind, entry.requests)):
+                entry.outcomes = [_BEHIND] * len(entry.requests)
+                self._answer(entry)
+                continue
+            batch.append(entry)
+            size += len(entry.requests)
+            if alone:
+                break
+        return batch, size
+
+    def _part(self, batch: list[_Entry], size: int, error: StorageError) -> None:
+        """One of these is no request, and the store took none: send each alone, in order."""
+        kept = self.kept
+        if len(batch) == 1:
+            kept.outcomes = [NotStored(error)] * size
+            kept.answered.set()
+            return
+        kept.out = None
+        kept.queue.extendleft(reversed(batch))
+        kept.singly = len(batch)
+        kept.arrived.set()
 
     async def _outcomes(self) -> Sequence[Outcome]:
         kept = self.kept
@@ -184,6 +228,8 @@ class Journal(TrioActor):
         for entry in kept.out:
             entry.outcomes = [next(rest) for _ in entry.requests]
             for request, outcome in zip(entry.requests, entry.outcomes, strict=True):
+                if isinstance(outcome, NotStored) and isinstance(outcome.error, StoreLostError):
+                    kept.lost = outcome.error
                 if request.chain is not None and not isinstance(outcome, Committed):
                     sender, epoch = request.chain
                     kept.refused[sender] = max(kept.refused.get(sender, -1), epoch)
@@ -206,10 +252,7 @@ class Journal(TrioActor):
         return chain is not None and chain.epoch <= self.kept.refused.get(chain.sender, -1)
 
     def _answer(self, entry: _Entry) -> None:
-        self.kept.known.discard(id(entry.message))
-        for outcome in entry.outcomes:
-            if isinstance(outcome, NotStored) and isinstance(outcome.error, StoreLostError):
-                self._on_lost(outcome.error)
+        self._back.forget(entry.message)
         if isinstance(entry.message, Requests):
             entry.reply.set(tuple(entry.outcomes))
             return
