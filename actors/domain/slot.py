@@ -8,8 +8,11 @@ Invariants:
     I1  Acts reach the journal in mailbox order, in one chain.
     I2  After a refusal, or a commit that failed, the book is read anew and the acts behind are
         planned again in their order; none is sent as it was.
-    I3  A receipt is given only for what is committed.
+    I3  An answer is given once what makes it true is committed, and only then; what tidies up
+        behind it is planned again from the store if it is not stored.
     I4  At most one turn holds the lease; other starts wait in order.
+    I5  The agent of a committed wake is told of it, also after a crash in between.
+    I6  What the mirror may have been spoiled by crashes the incarnation; the next one reads anew.
 
 Runs in: the loop thread.
 """
@@ -18,11 +21,21 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from contextlib import suppress
 from typing import Any, ClassVar, Final
 
 import trio
 
-from abeyance.actors.core import LATER, Answer, Reply, TrioActor
+from abeyance.actors.core import (
+    LATER,
+    AbeyanceError,
+    ActorCrash,
+    ActorDeadError,
+    Answer,
+    Reply,
+    TrioActor,
+)
+from abeyance.storage.errors import StorageError
 from abeyance.storage.store import (
     Chain,
     Committed,
@@ -34,7 +47,7 @@ from abeyance.storage.store import (
 )
 from abeyance.storage.tables.slots import MessageId
 
-from .errors import MessageConflictError, OwnershipLostError, not_stored
+from .errors import MessageConflictError, NotStoredError, OwnershipLostError, not_stored
 from .protocol import Requests
 from .slot_book import SlotBook
 from .slot_messages import (
@@ -43,37 +56,69 @@ from .slot_messages import (
     CloseGap,
     EndTurn,
     HoldTurn,
+    NothingToDo,
     ReadOpenTurn,
     Receipt,
     RecordRound,
     StartTurn,
+    TurnStart,
     Woken,
 )
 from .slot_rows import read_boundary, read_owner, read_placed
-from .slot_turns import has_done, plan_boundary, plan_end, plan_hold, plan_round, plan_start
+from .slot_turns import (
+    Plan,
+    has_done,
+    plan_boundary,
+    plan_end,
+    plan_hold,
+    plan_round,
+    plan_start,
+)
 
 HAND_OVER_MAX: Final = 128
 """Requests handed to the journal in one message."""
+TIDY_AGAIN_S: Final = 5.0
+"""Until what only tidies up is tried again where the store refused it."""
+
+
+class _Tidy:
+    """Told to itself, later: land what waits in an idle slot, delete what is answered."""
+
+
+class _SpoiledMirrorError(ActorCrash):
+    """Planning failed half way; the mirror is not to be trusted any more."""
+
+    code = "spoiled_mirror"
 
 
 class _Act:
     """One message on its way: what was asked, who waits, and what of it is still out."""
 
-    __slots__ = ("answer", "message", "out", "reply")
+    __slots__ = ("answer", "due", "message", "replies")
 
     def __init__(self, message: Any, reply: Reply) -> None:
         self.message = message
-        self.reply = reply
-        self.out = 0
+        self.replies = [reply]
+        self.due = 0
+        """So many requests must come in before the answer is true."""
         self.answer: Any = None
+
+    def set(self, value: Any) -> None:
+        for reply in self.replies:
+            reply.set(value)
+
+    def set_exception(self, error: BaseException) -> None:
+        for reply in self.replies:
+            reply.set_exception(error)
 
 
 class SlotKept:
-    """Who is told of wakes; survives a crash of this actor."""
+    """Who is told of wakes, and which leases were granted and not answered; survives a crash."""
 
     def __init__(self) -> None:
         self.agents: dict[str, Any] = {}
         self.injects: dict[str, bool] = {}
+        self.granted: dict[str, TurnStart] = {}
 
 
 class SlotView:
@@ -107,6 +152,7 @@ class Slot(TrioActor):
         self._has_planned = trio.Event()
         self._lost: OwnershipLostError | None = None
         self._reborn = False
+        self._tidies_later = False
         self._book: SlotBook
 
     @classmethod
@@ -114,12 +160,20 @@ class Slot(TrioActor):
         return SlotKept()
 
     async def on_start(self) -> None:  # type: ignore[override]
-        # What a predecessor handed over is in, or refused, before this one reads.
-        await self._journal.ask(Request())
+        # What a predecessor handed over is in, or refused, before this one reads; that holds of a
+        # barrier that was not stored, too.
+        with suppress(NotStoredError):
+            await self._journal.ask(Request())
         self._reborn = self.incarnation > 1
         self._read_book()
         self.spawn(self._hand_over, name=f"{self._slot}: hand over")
-        self._send_all(None, self._book.drain_idle(self._chain))
+        if self._lost is not None:
+            return
+        self._tidy()
+        for agent, wakes in self._book.wakes.items():
+            if wakes:
+                # A predecessor may have died between the commit and the telling.
+                self._tell_woken(agent, next(iter(wakes)))
 
     def _read_book(self) -> None:
         owner, counter = read_owner(self._store, self._slot)
@@ -143,9 +197,7 @@ class Slot(TrioActor):
             case Accept():
                 return self._accept(message)
             case StartTurn():
-                self.kept.injects[message.agent] = message.carries_injections
-                self._told.discard(message.agent)
-                return self._take_in(message)
+                return self._start_turn(message)
             case RecordRound() | CloseGap() | HoldTurn() | EndTurn():
                 if self._reborn and has_done(self._book, message):
                     return self._recorded(message)
@@ -158,6 +210,11 @@ class Slot(TrioActor):
             case ReadOpenTurn(agent):
                 self._book.attach(agent)
                 return self._book.open_turn(agent)
+            case _Tidy():
+                self._tidies_later = False
+                if self._lost is None:
+                    self._tidy()
+                return None
             case _:
                 raise TypeError(f"a slot takes no {type(message).__name__}")
 
@@ -175,74 +232,109 @@ class Slot(TrioActor):
         """A predecessor committed this act and died before it answered."""
         if not isinstance(message, CloseGap):
             return None
-        return tuple(read_boundary(self._store, self._slot, message.turn, message.round))
+        boundary = (self._slot, message.agent, message.turn, message.round)
+        return tuple(read_boundary(self._store, *boundary))
 
     def _join(self, earlier: _Act, accept: Accept) -> Any:
         """The same id is on its way: one message, two callers."""
         if earlier.message.body_crc != accept.body_crc:
             raise _conflict(accept)
-        reply = self.later()
-        first = earlier.reply
-        earlier.reply = _Both(first, reply)  # type: ignore[assignment]
+        earlier.replies.append(self.later())
         return LATER
+
+    def _start_turn(self, start: StartTurn) -> Any:
+        self.kept.injects[start.agent] = start.carries_injections
+        self._told.discard(start.agent)
+        for waiting in [act for act in self._starts if act.message.agent == start.agent]:
+            # An agent asks once in a life: whoever asked before is no more.
+            self._starts.remove(waiting)
+            waiting.set(NothingToDo())
+        granted = self.kept.granted.pop(start.agent, None)
+        if self._reborn and granted is not None and self._stands(granted):
+            return granted
+        return self._take_in(start)
+
+    def _stands(self, granted: TurnStart) -> bool:
+        """Whether a lease that a predecessor granted, and did not live to answer, is stored."""
+        lease = self._book.lease
+        return (lease.agent, lease.turn, lease.token) == granted[:3]
 
     def _take_in(self, message: Any) -> Any:
         if self._lost is not None:
             raise self._lost
         act = _Act(message, self.later())
         self._plan(act)
+        self._grant_waiting()
         return LATER
 
     # -- planning ----------------------------------------------------------------------------
 
     def _plan(self, act: _Act) -> None:
-        message = act.message
-        lease = self._book.lease
-        if isinstance(message, StartTurn) and lease.agent not in (None, message.agent):
-            self._starts.append(act)
-            return
+        message, book = act.message, self._book
+        if book.answered:
+            # Before whatever may end the turn that answered them.
+            self._plan_requests(book.forget_answered(self._chain))
         try:
-            requests = self._requests(act)
-        except Exception as error:  # noqa: BLE001 - the asker learns it; the slot goes on.
-            act.reply.set_exception(error)
+            if isinstance(message, StartTurn) and self._must_wait(message.agent):
+                self._starts.append(act)
+                return
+            plan = self._plan_of(act)
+        except (AbeyanceError, StorageError) as error:
+            act.set_exception(error)
             return
-        self._send_all(act, requests)
+        except Exception as error:
+            raise _SpoiledMirrorError(
+                f"planning {type(message).__name__} for slot {self._slot!r} failed ({error!r}); "
+                "nothing of it was stored; the slot is read anew"
+            ) from error
+        act.due, act.answer = plan.decides, plan.answer
+        if not act.due:
+            act.set(act.answer)
+            return
+        if isinstance(plan.answer, TurnStart):
+            self.kept.granted[message.agent] = plan.answer
+        self._acts.append(act)
+        self._plan_requests(plan.requests[: act.due], act)
+        self._plan_requests(plan.requests[act.due :])
 
-    def _requests(self, act: _Act) -> list[Request]:
+    def _must_wait(self, agent: str) -> bool:
+        lease = self._book.lease
+        return lease.agent not in (None, agent) and self._book.has_work(agent)
+
+    def _plan_of(self, act: _Act) -> Plan:
         book, chain, message = self._book, self._chain, act.message
         match message:
             case Accept():
                 request, entry, stored = book.accept(message, chain)
-                act.answer = Receipt(message.message, entry, "stored" if stored else "accepted")
                 if message.known:
                     self._ids[message.message] = act
-                return [request]
+                state: Any = "stored" if stored else "accepted"
+                return Plan([request], 1, Receipt(message.message, entry, state))
             case StartTurn():
-                requests, act.answer = plan_start(book, message, chain)
-                return requests
+                return plan_start(book, message, chain)
             case RecordRound():
                 return plan_round(book, message, chain)
             case CloseGap():
                 inject = self.kept.injects.get(message.agent, False)
-                request, act.answer = plan_boundary(book, message, chain, inject=inject)
-                return [request]
+                return plan_boundary(book, message, chain, inject=inject)
             case HoldTurn():
                 return plan_hold(book, message, chain)
             case EndTurn():
                 return plan_end(book, message, chain)
         raise AssertionError(message)
 
-    def _send_all(self, act: _Act | None, requests: list[Request]) -> None:
-        if act is not None:
-            act.out = len(requests)
-            if not requests:
-                act.reply.set(act.answer)
-                return
-            self._acts.append(act)
-        self._planned += [(request, act) for request in requests]
+    def _plan_requests(self, requests: list[Request], act: _Act | None = None) -> None:
         if requests:
+            self._planned += [(request, act) for request in requests]
             self._has_planned.set()
-        if not self._book.is_leased and self._starts:
+
+    def _tidy(self) -> None:
+        self._plan_requests(self._book.forget_answered(self._chain))
+        self._plan_requests(self._book.drain_idle(self._chain))
+
+    def _grant_waiting(self) -> None:
+        """Start whoever waits, in order, for as long as the lease is free."""
+        while self._starts and not self._book.is_leased:
             self._plan(self._starts.popleft())
 
     async def _hand_over(self) -> None:
@@ -261,46 +353,65 @@ class Slot(TrioActor):
 
     def on_answer(self, answer: Answer) -> None:
         epoch, acts = answer.tag
+        if epoch != self._chain.epoch:
+            # Planned on a state that is no more; its acts were planned again already.
+            return
+        # What became of it is unknown where there is an error: the incarnation ends by it, and the
+        # next one's barrier finds out.
         outcomes: tuple[Outcome, ...] = answer.unwrap()
-        for act, outcome in zip(acts, outcomes, strict=True):
-            if epoch != self._chain.epoch:
-                # Planned on a state that is no more; its act was planned again already.
-                return
+        for place, (act, outcome) in enumerate(zip(acts, outcomes, strict=True)):
             if not isinstance(outcome, Committed):
-                self._plan_anew(act, outcome)
-            elif act is not None:
-                act.out -= 1
-                if act.out == 0:
+                self._plan_anew(outcome, acts[place:], outcomes[place:])
+                return
+            if act is not None:
+                act.due -= 1
+                if act.due == 0:
                     self._acts.popleft()
                     self._committed(act)
 
-    def _plan_anew(self, failed: _Act | None, outcome: Refused | NotStored) -> None:
+    def _plan_anew(
+        self,
+        outcome: Refused | NotStored,
+        behind: list[_Act | None],
+        outcomes: tuple[Outcome, ...],
+    ) -> None:
         """Read the book again, and plan every act that is not answered again, in order."""
         acts, self._acts = self._acts, deque()
         starts, self._starts = self._starts, deque()
-        self._planned = []
+        self._planned, self._ids = [], {}
         self._read_book()
+        failed = {
+            act: error
+            for act, error in zip(behind, outcomes, strict=True)
+            if isinstance(error, NotStored)
+        }
         for act in (*acts, *starts):
             if self._lost is not None:
-                act.reply.set_exception(self._lost)
-            elif act is failed and isinstance(outcome, NotStored):
-                self._ids.pop(getattr(act.message, "message", ""), None)
-                act.reply.set_exception(not_stored(outcome))
-            elif act is failed and isinstance(act.message, Accept) and self._answer_known(act):
+                act.set_exception(self._lost)
+            elif act in failed:
+                act.set_exception(not_stored(failed[act]))
+            elif act is behind[0] and isinstance(act.message, Accept) and self._answer_known(act):
                 continue
             else:
                 self._plan(act)
-        if self._lost is None:
-            self._send_all(None, self._book.drain_idle(self._chain))
+        if self._lost is not None:
+            return
+        self._grant_waiting()
+        if None not in failed:
+            self._tidy()
+        elif not self._tidies_later:
+            # At once again would be as often as the disk can refuse.
+            self._tidies_later = True
+            self.after(TIDY_AGAIN_S, _Tidy())
 
     def _answer_known(self, act: _Act) -> bool:
         row = self._store.get("ids", (self._slot, act.message.message))
         if row is None:
             return False
         try:
-            act.reply.set(_same(act.message, row.record))
+            act.set(_same(act.message, row.record))
         except MessageConflictError as error:
-            act.reply.set_exception(error)
+            act.set_exception(error)
         return True
 
     def _committed(self, act: _Act) -> None:
@@ -311,30 +422,22 @@ class Slot(TrioActor):
                 self._tell_woken(message.agent, answer.seq)
         elif isinstance(message, CloseGap):
             answer = tuple(read_placed(self._store, self._slot, *answer))
-        act.reply.set(answer)
+        elif isinstance(message, StartTurn):
+            self.kept.granted.pop(message.agent, None)
+        act.set(answer)
 
     def _tell_woken(self, agent: str, entry: int) -> None:
         """Tell an agent of a wake before the receipt is given, so that whoever holds the receipt
         and asks the agent whether it is idle asks behind it. Once, until it asks for a turn."""
         ref = self.kept.agents.get(agent)
-        if ref is not None and agent not in self._told:
-            self._told.add(agent)
+        if ref is None or agent in self._told:
+            return
+        self._told.add(agent)
+        try:
             ref.tell_internal(Woken(entry))
-
-
-class _Both:
-    """Two callers of one act."""
-
-    def __init__(self, first: Reply, second: Reply) -> None:
-        self._replies = (first, second)
-
-    def set(self, value: Any) -> None:
-        for reply in self._replies:
-            reply.set(value)
-
-    def set_exception(self, error: BaseException) -> None:
-        for reply in self._replies:
-            reply.set_exception(error)
+        except ActorDeadError:
+            # The agent has ended; its wake stands, for whoever adds the agent again.
+            del self.kept.agents[agent]
 
 
 def _same(accept: Accept, known: MessageId) -> Receipt:

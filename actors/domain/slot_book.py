@@ -8,9 +8,13 @@ life on it.
 Invariants:
     I1  inbox order = entry order; every drain takes a prefix, never skips.
     I2  lease.turn is set => messages go to the inbox; otherwise, with an empty inbox, to the slot.
-    I3  Every request that deletes rows writes the lease, whose `entry_next` and `seq_next` then
-        exceed every number ever used.
+    I3  A number is never used twice. Its body and slot row tell that it was used; a request that
+        takes one without them, or moves rows, writes the lease, whose `entry_next` and `seq_next`
+        then exceed every number used.
     I4  `ranges` are exactly the rows that the next request carries: all but markers.
+    I5  A wake that an agent's open turn answers is no wake any more, whether or not its row is
+        deleted yet; those whose rows are left are in `answered`.
+    I6  What refuses to be planned (an error of this package) leaves the mirror as it was.
 """
 
 from __future__ import annotations
@@ -21,7 +25,8 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from abeyance.storage.codec import encode
-from abeyance.storage.store import Chain, Delete, Guard, Put, Record, Request, Store
+from abeyance.storage.errors import RequestTooLargeError
+from abeyance.storage.store import Chain, Delete, Guard, Put, Record, Request, Store, Value
 from abeyance.storage.tables.blocks import Block
 from abeyance.storage.tables.slots import (
     Body,
@@ -44,6 +49,8 @@ OPS_RESERVE: Final = 16
 """Operations of a request kept free for what is not a moved message."""
 OPS_A_MESSAGE: Final = 4
 """Moving one message: out of the inbox, into the slot, its id row, its wake."""
+PAYLOAD_RESERVE: Final = 256 * 1024
+"""Bytes of a request kept free for what is not the content of a message."""
 
 _FREE: Final = Lease(token=0, entry_next=1, seq_next=1, request_next=1)
 
@@ -70,7 +77,10 @@ class Draft:
     writes_lease: bool = False
 
     def put(self, table: str, key: Any, record: Record) -> None:
-        self.puts[table, key] = Put(table, key, encode(record))
+        self.put_value(table, key, encode(record))
+
+    def put_value(self, table: str, key: Any, value: Value) -> None:
+        self.puts[table, key] = Put(table, key, value)
 
     def put_counted(self, table: str, key: Any, row: Counted, record: Record) -> None:
         """Put a row whose predicted counter is kept; once a draft."""
@@ -92,6 +102,7 @@ class SlotBook:
         }
         self.inbox_bytes = sum(row.body_bytes for row in self.inbox.values())
         self.wakes: dict[str, dict[int, Wake]] = {}
+        self.answered: list[tuple[str, int]] = []
         self.heads: dict[str, Counted] = {}
         self.turns: dict[str, Counted] = {}
         self.ranges: list[list[int]] = []
@@ -105,7 +116,8 @@ class SlotBook:
         for key, _ in read_rows(self.store, "slots", (slot,), reverse=True, limit=1):
             seq_next = max(seq_next, int(key[-1]) + 1)
         for key, _ in read_rows(self.store, "bodies", (slot,), reverse=True, limit=1):
-            # Whatever has an entry number has a body, written in the same commit.
+            # Whatever has an entry number has a body, written in the same commit; a wake without a
+            # message has none, but is written with the lease.
             entry_next = max(entry_next, int(key[-1]) + 1)
         self._entry_next, self._seq_next = entry_next, seq_next
 
@@ -134,11 +146,20 @@ class SlotBook:
         if agent in self.wakes:
             return
         rows = read_rows(self.store, "wakes", (agent,))
-        self.wakes[agent] = {int(key[-1]): wake for key, wake in rows}
-        head = self.heads[agent] = Counted.read(self.store, "heads", (agent,), Head(last_turn=0))
+        wakes = {int(key[-1]): wake for key, wake in rows}
+        head = Counted.read(self.store, "heads", (agent,), Head(last_turn=0))
         if head.record.open_turn is not None:
-            key = (agent, head.record.open_turn)
-            self.turns[agent] = Counted.read(self.store, "turns", key)
+            turn = Counted.read(self.store, "turns", (agent, head.record.open_turn))
+            self.turns[agent] = turn
+            # Deleting them was cut from the commit that answered them, and may not have followed.
+            left = [entry for entry in turn.record.answers if wakes.pop(entry, None) is not None]
+            self.answered += [(agent, entry) for entry in left]
+        self.wakes[agent], self.heads[agent] = wakes, head
+
+    def has_work(self, agent: str) -> bool:
+        """Whether a turn of this agent is open or asked for."""
+        self.attach(agent)
+        return agent in self.turns or bool(self.wakes[agent])
 
     def open_turn(self, agent: str) -> Turn | None:
         row = self.turns.get(agent)
@@ -154,13 +175,16 @@ class SlotBook:
         """Plan an acceptance: the request, the entry number, and whether it is in the slot at once.
 
         Raises:
-            InboxFullError: The inbox is at its bound; nothing is planned.
+            InboxFullError, RequestTooLargeError: No room for it; nothing is planned.
         """
         into_slot = not self.is_leased and not self.inbox
         if not into_slot:
             self._check_room(accept)
-        slot, entry = self.slot, self.take_entry()
-        seq = self._take_seq() if into_slot else None
+        self.check_size(accept.body)
+        if accept.wake:
+            self.attach(accept.agent)
+        slot, entry = self.slot, self._entry_next
+        seq = self._seq_next if into_slot else None
         row = _inboxed(accept)
         identity = MessageId(
             entry=entry,
@@ -173,14 +197,11 @@ class SlotBook:
             Put("ids", (slot, accept.message), encode(identity)),
         ]
         if seq is None:
-            self.inbox[entry] = row
-            self.inbox_bytes += row.body_bytes
             puts.append(Put("inbox", (slot, entry), encode(row)))
         else:
-            self._carries(seq)
             puts.append(Put("slots", (slot, seq), encode(_placed(entry, row))))
+        wake = None
         if accept.wake:
-            self.attach(accept.agent)
             wake = Wake(
                 reason="message",
                 author=accept.author,
@@ -188,10 +209,44 @@ class SlotBook:
                 channel=accept.channel,
                 at_ms=accept.at_ms,
             )
-            self.wakes[accept.agent][entry] = wake
             puts.append(Put("wakes", (accept.agent, entry), encode(wake)))
+        # Everything is encoded; from here on nothing refuses.
+        self.take_entry()
+        if seq is None:
+            self.inbox[entry] = row
+            self.inbox_bytes += row.body_bytes
+        else:
+            self._carries(self._take_seq())
+        if wake is not None:
+            self.wakes[accept.agent][entry] = wake
         guards = (self.owner, Guard("ids", (slot, accept.message), 0))
         return Request(guards=guards, puts=tuple(puts), chain=chain), entry, into_slot
+
+    def check_size(self, body: Value) -> None:
+        """Refuse content that no request of this store could hold.
+
+        Raises:
+            RequestTooLargeError: Nothing is planned.
+        """
+        size_max = self.store.limits.payload_bytes_max - PAYLOAD_RESERVE
+        if len(body.body) > size_max:
+            raise RequestTooLargeError(
+                f"{len(body.body)} bytes of content exceed the {size_max} that one request of this "
+                "store holds; nothing was stored; send less at a time",
+                field="body",
+                size=len(body.body),
+                limit=size_max,
+            )
+
+    def encode_content(self, blocks: tuple[Block, ...]) -> Value:
+        """Make the body of a live turn's row, before anything is planned on it.
+
+        Raises:
+            InvalidRecordError, RequestTooLargeError: It cannot be stored; nothing is planned.
+        """
+        value = encode(Body(blocks=blocks))
+        self.check_size(value)
+        return value
 
     def _check_room(self, accept: Accept) -> None:
         size = len(accept.body.body)
@@ -220,6 +275,19 @@ class SlotBook:
         while self.inbox:
             requests.append(self._drain_once(chain))
         return requests
+
+    def forget_answered(self, chain: Chain) -> list[Request]:
+        """Plan what deletes the rows of wakes that an open turn answers already (I5)."""
+        answered, self.answered = self.answered, []
+        room = self.store.limits.ops_max - OPS_RESERVE
+        return [
+            Request(
+                guards=(self.owner,),
+                deletes=tuple(Delete("wakes", key) for key in answered[at : at + room]),
+                chain=chain,
+            )
+            for at in range(0, len(answered), room)
+        ]
 
     def drain_until_rest_fits(self, chain: Chain) -> list[Request]:
         """Plan drains until what is left fits one request that does something else besides."""
@@ -263,16 +331,13 @@ class SlotBook:
         message: str,
         author: str,
         role: Any,
-        blocks: tuple[Block, ...],
+        content: Value,
         *,
         at_ms: int,
         round_: int | None = None,
     ) -> None:
         """Put a row of the live turn at the slot's end: a reply, results, a marker."""
-        entry, seq = self.take_entry(), self._take_seq()
-        if role != "marker":
-            self._carries(seq)
-        draft.put("bodies", (self.slot, entry), Body(blocks=blocks))
+        entry, seq = self._entry_next, self._seq_next
         row = Entry(
             entry=entry,
             message=message,
@@ -283,6 +348,11 @@ class SlotBook:
             at_ms=at_ms,
         )
         draft.put("slots", (self.slot, seq), row)
+        draft.put_value("bodies", (self.slot, entry), content)
+        self.take_entry()
+        self._take_seq()
+        if role != "marker":
+            self._carries(seq)
 
     def _carries(self, seq: int) -> None:
         """A row that requests carry: it extends the last range where it is its neighbour."""

@@ -31,14 +31,19 @@ def read_placed(
     return placed
 
 
-def read_boundary(store: Store, slot: str, turn: int, round_: int) -> list[PlacedRow]:
-    """What a boundary placed: the round's results and what was injected behind them."""
-    first = 0
+def read_boundary(store: Store, slot: str, agent: str, turn: int, round_: int) -> list[PlacedRow]:
+    """What a boundary placed last: the round's results and what was injected behind them."""
     for key, entry in read_rows(store, "slots", (slot,), reverse=True):
-        if entry.turn == turn and entry.round == round_ and entry.role == "results":
-            first = int(key[-1])
-            break
-    return read_placed(store, slot, first)
+        if (entry.author, entry.turn, entry.round, entry.role) == (agent, turn, round_, "results"):
+            return read_placed(store, slot, int(key[-1]))
+    return []
+
+
+def read_last(store: Store, slot: str) -> tuple[Block, ...]:
+    """The content of the slot's last row."""
+    for _, entry in read_rows(store, "slots", (slot,), reverse=True, limit=1):
+        return read_body(store, slot, entry.entry)
+    return ()
 
 
 def read_body(store: Store, slot: str, entry: int) -> tuple[Block, ...]:

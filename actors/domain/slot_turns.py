@@ -6,15 +6,18 @@ Invariants:
     I2  A turn's creation consumes the wakes it answers, a boundary those of what it injects, in
         the same request.
     I3  `carried` is written with the request that makes a call possible, before the call.
-    I4  Only the turn that holds the lease, by its token, may write.
+    I4  Only the turn that holds the lease, by its token, may write, and only what comes next in it.
+    I5  What may refuse is asked before anything is planned.
 """
 
 from __future__ import annotations
 
+from typing import Any, Final, NamedTuple
+
 from msgspec.structs import replace
 
-from abeyance.storage.store import Chain, Delete, Request
-from abeyance.storage.tables.blocks import TextBlock, ToolResultBlock
+from abeyance.storage.store import Chain, Delete, Request, Value
+from abeyance.storage.tables.blocks import TextBlock, ToolResultBlock, ToolUseBlock
 from abeyance.storage.tables.slots import Carried, Head, Turn, Wake
 
 from .errors import LeaseLostError
@@ -28,21 +31,31 @@ from .slot_messages import (
     StartTurn,
     TurnStart,
 )
+from .slot_rows import read_last
+
+UNKNOWN: Final = "The outcome of this call is unknown: the turn ended before it was told."
 
 
-def plan_start(
-    book: SlotBook, start: StartTurn, chain: Chain
-) -> tuple[list[Request], TurnStart | NothingToDo]:
+class Plan(NamedTuple):
+    """What an act comes to: requests in order, and the answer."""
+
+    requests: list[Request]
+    decides: int
+    """So many of them must be in for the answer to be true; the rest only tidies up behind it, and
+    is planned again from the store if it is not stored."""
+    answer: Any = None
+
+
+def plan_start(book: SlotBook, start: StartTurn, chain: Chain) -> Plan:
     """Plan a turn's start: the open turn taken up again, or a fresh one for the wakes.
 
-    The caller has seen that the lease is free, or this agent's own.
+    The caller has seen that the lease is free or this agent's own, or that it has no work.
     """
-    book.attach(start.agent)
+    if not book.has_work(start.agent):
+        return Plan([], 0, NothingToDo())
     if book.is_leased:
         return _take_up_live(book, start, chain)
     agent, wakes = start.agent, book.wakes[start.agent]
-    if agent not in book.turns and not wakes:
-        return [], NothingToDo()
     requests = book.drain_until_rest_fits(chain)
     draft, answers = Draft(), tuple(wakes)
     book.move(draft, book.prefix())
@@ -51,19 +64,18 @@ def plan_start(
     draft.put_counted("turns", (agent, number), row, turn)
     book.write_lease(draft, token=book.lease.token + 1, agent=agent, turn=number)
     _carry(book, draft, turn.round + 1)
-    # The turn's row answers these wakes from this commit on. What does not fit beside it goes in
-    # requests behind it; a death in between costs at most one turn too many.
+    # The turn's row answers these wakes from this commit on. The rows that do not fit beside it go
+    # in requests behind it.
     room = max(0, book.store.limits.ops_max - OPS_RESERVE - len(draft.puts) - len(draft.deletes))
     draft.deletes += [Delete("wakes", (agent, entry)) for entry in answers[:room]]
+    book.answered += [(agent, entry) for entry in answers[room:]]
     wakes.clear()
     requests.append(book.request(draft, chain))
-    requests += _forget_wakes(book, agent, answers[room:], chain)
-    return requests, _granted(book, agent, turn)
+    decides = len(requests)
+    return Plan([*requests, *book.forget_answered(chain)], decides, _granted(book, agent, turn))
 
 
-def _take_up_live(
-    book: SlotBook, start: StartTurn, chain: Chain
-) -> tuple[list[Request], TurnStart | NothingToDo]:
+def _take_up_live(book: SlotBook, start: StartTurn, chain: Chain) -> Plan:
     """The lease is this agent's own: its turn's task died. Nothing is drained mid-turn."""
     agent, row, draft = start.agent, book.turns[start.agent], Draft()
     turn = replace(
@@ -76,7 +88,7 @@ def _take_up_live(
     book.write_lease(draft, token=book.lease.token + 1)
     if book.lease.gap is None:
         _carry(book, draft, turn.round + 1)
-    return [book.request(draft, chain)], _granted(book, agent, turn)
+    return Plan([book.request(draft, chain)], 1, _granted(book, agent, turn))
 
 
 def _open(
@@ -125,58 +137,42 @@ def _granted(book: SlotBook, agent: str, turn: Turn) -> TurnStart:
     )
 
 
-def _forget_wakes(
-    book: SlotBook, agent: str, entries: tuple[int, ...], chain: Chain
-) -> list[Request]:
-    room = book.store.limits.ops_max - OPS_RESERVE
-    return [
-        Request(
-            guards=(book.owner,),
-            deletes=tuple(Delete("wakes", (agent, entry)) for entry in entries[at : at + room]),
-            chain=chain,
-        )
-        for at in range(0, len(entries), room)
-    ]
-
-
-def plan_round(book: SlotBook, round_: RecordRound, chain: Chain) -> list[Request]:
+def plan_round(book: SlotBook, round_: RecordRound, chain: Chain) -> Plan:
     """Plan a reply's row; with tool calls it opens the gap, without it ends the turn."""
-    turn, draft = _held_by(book, round_), Draft()
+    turn = _held_by(book, round_)
+    if book.lease.gap is not None or turn.record.round != round_.round - 1:
+        raise _out_of_turn(round_, f"round {round_.round} does not come next")
+    content, draft = book.encode_content(round_.blocks), Draft()
+    _sent(book, draft)
     book.place(
         draft,
         round_.message,
         round_.agent,
         "assistant",
-        round_.blocks,
+        content,
         at_ms=round_.at_ms,
         round_=round_.round,
     )
-    _sent(book, draft)
     if round_.final:
         done = replace(turn.record, round=round_.round, state="done", ended_ms=round_.at_ms)
         return _finish(book, draft, round_.agent, turn, done, chain)
     key = (round_.agent, round_.turn)
     draft.put_counted("turns", key, turn, replace(turn.record, round=round_.round))
     book.write_lease(draft, gap=round_.round)
-    return [book.request(draft, chain)]
+    return Plan([book.request(draft, chain)], 1)
 
 
-def plan_boundary(
-    book: SlotBook, close: CloseGap, chain: Chain, *, inject: bool
-) -> tuple[Request, tuple[int, int]]:
+def plan_boundary(book: SlotBook, close: CloseGap, chain: Chain, *, inject: bool) -> Plan:
     """Plan the boundary: results, then the injectable prefix that fits, in one request.
 
-    Returns the request and the first and last place of what it puts into the slot.
+    The answer is the first and last place of what it puts into the slot.
     """
     turn = _held_by(book, close)
     if book.lease.gap != close.round:
-        raise LeaseLostError(
-            f"round {close.round} of {close.agent!r} has no open tool gap; nothing was stored; "
-            "read the slot again",
-            turn=close.turn,
-        )
+        raise _out_of_turn(close, f"round {close.round} has no open tool gap")
+    content = book.encode_content(close.results)
     draft, first = Draft(), book.seq_next
-    _place_results(book, draft, close.agent, close.message, close.results, close.at_ms)
+    _place_results(book, draft, close.agent, close.message, content, close.at_ms)
     moved = book.prefix(injectable=True) if inject else []
     wakes = book.wakes[close.agent]
     answered = [entry for entry in moved if entry in wakes]
@@ -188,12 +184,15 @@ def plan_boundary(
     draft.put_counted("turns", (close.agent, close.turn), turn, record)
     book.write_lease(draft, gap=None)
     _carry(book, draft, close.round + 1)
-    return book.request(draft, chain), (first, book.seq_next - 1)
+    return Plan([book.request(draft, chain)], 1, (first, book.seq_next - 1))
 
 
-def plan_hold(book: SlotBook, hold: HoldTurn, chain: Chain) -> list[Request]:
+def plan_hold(book: SlotBook, hold: HoldTurn, chain: Chain) -> Plan:
     """Plan a hold: the turn keeps its row, the lease is free, the inbox lands in the slot."""
-    turn, draft = _held_by(book, hold), Draft()
+    turn = _held_by(book, hold)
+    if book.lease.gap is not None:
+        raise _out_of_turn(hold, f"the tool gap of round {book.lease.gap} is open")
+    draft = Draft()
     if hold.sent:
         _sent(book, draft)
     record = replace(turn.record, state="held", held=hold.held, failures=hold.failures)
@@ -201,19 +200,23 @@ def plan_hold(book: SlotBook, hold: HoldTurn, chain: Chain) -> list[Request]:
     return _free(book, draft, chain)
 
 
-def plan_end(book: SlotBook, end: EndTurn, chain: Chain) -> list[Request]:
+def plan_end(book: SlotBook, end: EndTurn, chain: Chain) -> Plan:
     """Plan an end without a last reply: an open gap is closed first, then the inbox lands."""
-    turn, draft = _held_by(book, end), Draft()
+    turn = _held_by(book, end)
+    results = marker = None
+    if book.lease.gap is not None:
+        results = book.encode_content(_all_results(book, end))
+    if end.marker:
+        marker = book.encode_content((TextBlock(text=end.marker),))
+    draft = Draft()
     if end.sent:
         _sent(book, draft)
-    if book.lease.gap is not None:
-        message = f"results-{end.agent}-{end.turn}-{book.lease.gap}"[:128]
-        _place_results(book, draft, end.agent, message, end.results, end.at_ms)
-    if end.marker:
+    if results is not None:
+        message = f"results-{end.turn}-{end.token}"
+        _place_results(book, draft, end.agent, message, results, end.at_ms)
+    if marker is not None:
         message = f"marker-{end.turn}-{end.token}"
-        book.place(
-            draft, message, end.agent, "marker", (TextBlock(text=end.marker),), at_ms=end.at_ms
-        )
+        book.place(draft, message, end.agent, "marker", marker, at_ms=end.at_ms)
     if end.give_back:
         entry = book.take_entry()
         wake = Wake(reason="stopped", author=end.agent, at_ms=end.at_ms)
@@ -251,7 +254,7 @@ def has_done(book: SlotBook, message: RecordRound | CloseGap | HoldTurn | EndTur
 
 def _finish(
     book: SlotBook, draft: Draft, agent: str, turn: Counted, record: Turn, chain: Chain
-) -> list[Request]:
+) -> Plan:
     head = book.heads[agent]
     draft.put_counted("turns", (agent, book.lease.turn), turn, record)
     draft.put_counted("heads", (agent,), head, replace(head.record, open_turn=None))
@@ -259,14 +262,15 @@ def _finish(
     return _free(book, draft, chain)
 
 
-def _free(book: SlotBook, draft: Draft, chain: Chain) -> list[Request]:
+def _free(book: SlotBook, draft: Draft, chain: Chain) -> Plan:
     """Give the lease back; what waits in the inbox lands behind the turn's last row."""
     book.write_lease(draft, agent=None, turn=None, gap=None)
     book.move(draft, book.prefix(reserve=len(draft.puts)))
-    return [book.request(draft, chain), *book.drain_all(chain)]
+    return Plan([book.request(draft, chain), *book.drain_all(chain)], 1)
 
 
 def _held_by(book: SlotBook, message: RecordRound | CloseGap | HoldTurn | EndTurn) -> Counted:
+    book.attach(message.agent)
     lease, turn = book.lease, book.turns.get(message.agent)
     if lease.agent != message.agent or lease.token != message.token or turn is None:
         raise LeaseLostError(
@@ -278,16 +282,30 @@ def _held_by(book: SlotBook, message: RecordRound | CloseGap | HoldTurn | EndTur
     return turn
 
 
+def _out_of_turn(message: RecordRound | CloseGap | HoldTurn, why: str) -> LeaseLostError:
+    return LeaseLostError(
+        f"turn {message.turn} of {message.agent!r}: {why}; nothing was stored; read the slot again",
+        turn=message.turn,
+    )
+
+
 def _place_results(
-    book: SlotBook,
-    draft: Draft,
-    agent: str,
-    message: str,
-    results: tuple[ToolResultBlock, ...],
-    at_ms: int,
+    book: SlotBook, draft: Draft, agent: str, message: str, content: Value, at_ms: int
 ) -> None:
     gap = book.lease.gap
-    book.place(draft, message, agent, "results", results, at_ms=at_ms, round_=gap)
+    book.place(draft, message, agent, "results", content, at_ms=at_ms, round_=gap)
+
+
+def _all_results(book: SlotBook, end: EndTurn) -> tuple[ToolResultBlock, ...]:
+    """The results of the gap's calls; one that its turn does not know is said to be unknown, for a
+    call without a result would make every later request of this slot refused."""
+    known = {result.tool_use_id for result in end.results}
+    missing = [
+        ToolResultBlock(tool_use_id=block.id, content=(TextBlock(text=UNKNOWN),), is_error=True)
+        for block in read_last(book.store, book.slot)
+        if isinstance(block, ToolUseBlock) and block.id not in known
+    ]
+    return (*end.results, *missing)
 
 
 def _carry(book: SlotBook, draft: Draft, round_: int) -> None:
