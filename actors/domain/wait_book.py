@@ -1,8 +1,8 @@
 """What binds which (agent, model), and until when: the durable rows with pending acts applied.
 
 Invariants:
-    I1  What binds is the last pending act of a key, or else its row; a pending act binds from the
-        moment it is made.
+    I1  What binds is the key's row with its pending acts applied in order: a release ends what
+        stood before it, a wait binds where it outlasts it. An act binds from the moment it is made.
     I2  A wait binds while its deadline is later than now; one without a deadline binds until it is
         released. Expiry writes nothing.
     I3  A row that cannot be read holds exactly its key until it reads again or is released.
@@ -49,6 +49,8 @@ class Deferral(NamedTuple):
 class WaitAct:
     """One statement or release on its way to storage."""
 
+    # `durable`: storage holds it, or something that outlasts it.
+
     __slots__ = ("durable", "key", "record")
 
     def __init__(self, key: tuple[str, str], record: Wait | WaitReleased) -> None:
@@ -82,19 +84,22 @@ class WaitBook:
         Raises:
             UnreadableRecordError: Whether one binds cannot be known.
         """
-        for act in reversed(self.pending):
-            if act.key == key:
-                return self._live(act.record)
-        row = self._store.get("waits", key)
-        return None if row is None else self._live(row.record)
+        return self._live(self._folded(key))
 
-    def stored(self, key: tuple[str, str]) -> Wait | None:
-        """The live wait that storage holds for a key; None also where it cannot be read."""
-        try:
+    def _folded(self, key: tuple[str, str]) -> Wait | WaitReleased | None:
+        acts = [act.record for act in self.pending if act.key == key]
+        record: Wait | WaitReleased | None
+        if not any(isinstance(act, WaitReleased) for act in acts):
             row = self._store.get("waits", key)
-        except UnreadableRecordError:
-            return None
-        return None if row is None else self._live(row.record)
+            record = None if row is None else row.record
+        else:
+            # What a release ends need not be readable.
+            record = None
+            while not isinstance(record, WaitReleased):
+                record = acts.pop(0)
+        for act in acts:
+            record = apply(record, act)
+        return record
 
     def listing(self, agent: str | None = None) -> tuple[ProviderWait, ...]:
         """The waits in force, of one agent or of all, by agent and model."""
@@ -114,18 +119,25 @@ class WaitBook:
                 found[name] = row.record
         for act in self.pending:
             if agent is None or act.key[0] == agent:
-                found[act.key] = act.record
+                found[act.key] = apply(found.get(act.key), act.record)
         return tuple(
             ProviderWait(*key, wait.deadline_ms, wait.reason, wait.set_ms)
             for key, record in sorted(found.items())
             if (wait := self._live(record)) is not None
         )
 
-    def _live(self, record: Wait | WaitReleased) -> Wait | None:
+    def _live(self, record: Wait | WaitReleased | None) -> Wait | None:
         if not isinstance(record, Wait):
             return None
         over = record.deadline_ms is not None and record.deadline_ms <= self._clock.now_ms()
         return None if over else record
+
+
+def apply(record: Wait | WaitReleased | None, act: Wait | WaitReleased) -> Wait | WaitReleased:
+    """What a key's record is after an act. Applying the same acts twice changes nothing."""
+    if isinstance(act, Wait) and isinstance(record, Wait):
+        return act if outlasts(act.deadline_ms, record.deadline_ms) else record
+    return act
 
 
 def outlasts(deadline_ms: int | None, other_ms: int | None) -> bool:

@@ -3,10 +3,13 @@
 Invariants:
     I1  The binding deadline is the maximum; no deadline outlasts every deadline. A statement that
         binds nothing changes nothing and is not recorded.
-    I2  Acts are offered to storage together and in order: all land, or none. A failed offer leaves
-        them pending; they are offered again at every later act and at admission checks, at most
-        every 30 s.
-    I3  A receipt says `recorded` only for what is committed.
+    I2  Acts are offered to storage in order, as many at a time as one request holds: of those, all
+        land or none. A failed offer leaves them pending; they are offered again at every later act
+        and at admission checks, at most every 30 s.
+    I3  A receipt says `recorded` only for what is committed. Nobody waits for longer than the offer
+        that is out takes.
+    I4  A key whose row cannot be read is changed by a release only, and keeps no other key's acts
+        from storage.
 
 Runs in: the loop thread. Pending acts are in the book, which outlives a crash of this actor.
 """
@@ -14,15 +17,30 @@ Runs in: the loop thread. Pending acts are in the book, which outlives a crash o
 from __future__ import annotations
 
 import itertools
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, ClassVar, Final
 
-from abeyance.actors.core import LATER, Answer, Reply, TrioActor
+from abeyance.actors.core import LATER, ActorDeadError, Answer, Reply, TrioActor
 from abeyance.actors.core.clock import Clock
 from abeyance.storage.codec import encode
 from abeyance.storage.errors import UnreadableRecordError
-from abeyance.storage.store import Append, Committed, Guard, Put, Refused, Request, Store
+from abeyance.storage.store import (
+    Append,
+    Committed,
+    Delete,
+    Guard,
+    Outcome,
+    Put,
+    Refused,
+    Request,
+    Store,
+)
+from abeyance.storage.tables.fields import INSTANT_MS_MAX, REASON_CHARS_MAX
 from abeyance.storage.tables.waits import LogLine, Wait, WaitReleased
 
+from .errors import NotStoredError
+from .ingress import clean_text
 from .protocol import (
     AttachToWaits,
     CheckWait,
@@ -31,17 +49,69 @@ from .protocol import (
     ReleasedWait,
     ReleaseReceipt,
     ReleaseWaits,
+    Requests,
     WaitLifted,
     WaitReceipt,
 )
-from .wait_book import RECHECK_MS, ProviderWait, WaitAct, WaitBook, outlasts
+from .redelivery import Redelivered
+from .wait_book import RECHECK_MS, ProviderWait, WaitAct, WaitBook, apply, outlasts
+
+REQUESTER_CHARS_MAX: Final = 300
+
+
+class _Waiting:
+    """Who waits to hear how far some acts got."""
+
+    def __init__(self, message: Any, reply: Reply, acts: tuple[WaitAct, ...], receipt: Any) -> None:
+        self.message = message
+        self.reply = reply
+        self.acts = acts
+        self.receipt = receipt
+
+    @property
+    def is_durable(self) -> bool:
+        return all(act.durable for act in self.acts)
+
+    def answer(self) -> None:
+        receipt = self.receipt
+        if isinstance(receipt, ReleaseReceipt):
+            released = zip(receipt.released, self.acts, strict=True)
+            lifted = tuple(wait._replace(reach=_reach_of(act)) for wait, act in released)
+            self.reply.set(ReleaseReceipt(lifted))
+        else:
+            self.reply.set(receipt._replace(reach=_reach_of(self.acts[0])))
+
+
+class _Fold:
+    """One key's row as stored, and what it becomes."""
+
+    def __init__(self, store: Store, key: tuple[str, str]) -> None:
+        self.key = key
+        self.counter = 0
+        self.stored: Wait | WaitReleased | None = None
+        self.is_readable = True
+        try:
+            row = store.get("waits", key)
+        except UnreadableRecordError:
+            self.is_readable = False
+        else:
+            if row is not None:
+                self.counter, self.stored = row.counter, row.record
+        self.record = self.stored
+
+    def takes(self, act: WaitAct) -> bool:
+        """Apply an act, unless nobody can tell what it would be applied to."""
+        if not self.is_readable and self.record is None and isinstance(act.record, Wait):
+            return False
+        self.record = apply(self.record, act.record)
+        return True
 
 
 class LedgerKept:
     """Who waits for which acts, and whom to tell of releases."""
 
     def __init__(self) -> None:
-        self.waiting: list[tuple[tuple[WaitAct, ...], Reply, Any]] = []
+        self.waiting: list[_Waiting] = []
         self.agents: dict[str, Any] = {}
         self.tried_ms = 0
 
@@ -67,16 +137,25 @@ class Ledger(TrioActor):
         return LedgerKept()
 
     async def on_start(self) -> None:  # type: ignore[override]
-        # What a predecessor handed over is in, or refused, before this one reads.
-        await self._journal.ask(Request())
+        # What a predecessor handed over is in, or refused, before this one reads; that holds of a
+        # barrier that was not stored, too.
+        with suppress(NotStoredError):
+            await self._journal.ask(Request())
+        self._back = Redelivered((each.message, each.reply) for each in self.kept.waiting)
+        self._land_what_is_in()
         self._offer_pending()
 
     def on_receive(self, message: Any) -> Any:
         match message:
             case CheckWait(agent, model):
-                if self._clock.now_ms() - self.kept.tried_ms >= RECHECK_MS:
+                # A clock that was turned back must not put the next try off.
+                if not 0 <= self._clock.now_ms() - self.kept.tried_ms < RECHECK_MS:
                     self._offer_pending()
                 return self._book.deferral(agent, model)
+            case RecordWait() | ReleaseWaits() if self._back.claims(message):
+                # Its acts are pending, and the handle kept beside them names this same envelope.
+                self.later()
+                return LATER
             case RecordWait():
                 return self._record(message)
             case ReleaseWaits():
@@ -92,21 +171,25 @@ class Ledger(TrioActor):
     def _record(self, stated: RecordWait) -> Any:
         now = self._clock.now_ms()
         key = (stated.agent, stated.model)
-        over = stated.deadline_ms is not None and stated.deadline_ms <= now
+        deadline_ms = stated.deadline_ms
+        if deadline_ms is not None and deadline_ms > INSTANT_MS_MAX:
+            deadline_ms = None
+        over = deadline_ms is not None and deadline_ms <= now
         try:
             binding = self._book.binding(key)
         except UnreadableRecordError:
             binding = None
-        if over or (binding is not None and not outlasts(stated.deadline_ms, binding.deadline_ms)):
+        if over or (binding is not None and not outlasts(deadline_ms, binding.deadline_ms)):
             self._offer_pending()
             return WaitReceipt(False, _listed(key, binding), self._reach(key, binding))
         wait = Wait(
-            deadline_ms=stated.deadline_ms,
-            reason=stated.reason,
+            deadline_ms=deadline_ms,
+            reason=clean_text(stated.reason, REASON_CHARS_MAX),
             set_ms=now,
             act=self._act_id(now),
         )
-        return self._act([WaitAct(key, wait)], WaitReceipt(True, _listed(key, wait), "pending"))
+        receipt = WaitReceipt(True, _listed(key, wait), "pending")
+        return self._act(stated, [WaitAct(key, wait)], receipt)
 
     def _reach(self, key: tuple[str, str], binding: Wait | None) -> Reach:
         if binding is None:
@@ -114,29 +197,35 @@ class Ledger(TrioActor):
         return "pending" if any(act.key == key for act in self._book.pending) else "recorded"
 
     def _release(self, release: ReleaseWaits) -> Any:
-        now = self._clock.now_ms()
+        now, by = self._clock.now_ms(), clean_text(release.by, REQUESTER_CHARS_MAX)
         acts = [
-            WaitAct(
-                (wait.agent, wait.model),
-                WaitReleased(by=release.by, at_ms=now, act=self._act_id(now)),
-            )
+            WaitAct((wait.agent, wait.model), WaitReleased(by=by, at_ms=now, act=self._act_id(now)))
             for wait in self._book.listing(release.agent)
             if release.model in (None, wait.model)
         ]
         receipt = ReleaseReceipt(tuple(ReleasedWait(*act.key, "pending") for act in acts))
-        answer = self._act(acts, receipt)
+        answer = self._act(release, acts, receipt)
         agent = self.kept.agents.get(release.agent)
         if agent is not None:
-            agent.tell(WaitLifted(release.model))
+            try:
+                agent.tell_internal(WaitLifted(release.model))
+            except ActorDeadError:
+                # Whose agent has ended holds no turn; the release stands.
+                del self.kept.agents[release.agent]
         return answer
 
-    def _act(self, acts: list[WaitAct], receipt: Any) -> Any:
+    def _act(self, message: Any, acts: list[WaitAct], receipt: Any) -> Any:
         """Bind the acts here at once, offer them, and answer once it is known how far they got."""
         if not acts:
             self._offer_pending()
             return receipt
+        for act in acts:
+            # What cannot be stored is refused before it binds; it would stay pending for ever, and
+            # what is behind it.
+            encode(act.record)
+            encode(_line(act))
         self._book.pending.extend(acts)
-        self.kept.waiting.append((tuple(acts), self.later(), receipt))
+        self.kept.waiting.append(_Waiting(message, self.later(), tuple(acts), receipt))
         self._offer_pending()
         return LATER
 
@@ -146,72 +235,95 @@ class Ledger(TrioActor):
     # -- storage -----------------------------------------------------------------------------
 
     def _offer_pending(self) -> None:
-        if self._offer or not self._book.pending:
+        """Offer what is pending, unless an offer is out. Whoever waits for what cannot be offered
+        now is told that it is pending."""
+        if self._offer:
             return
-        self.kept.tried_ms = self._clock.now_ms()
-        self._offer = tuple(self._book.pending)
-        last = {act.key: act for act in self._offer}
-        request = Request(
-            guards=tuple(guard for key in last for guard in self._guards(key)),
-            puts=tuple(Put("waits", key, encode(act.record)) for key, act in last.items()),
-            appends=tuple(Append("log", encode(_line(act))) for act in self._offer),
-        )
-        self.ask(self._journal, request, tag="offer")
+        if self._book.pending:
+            self.kept.tried_ms = self._clock.now_ms()
+            self._offer, requests = self._planned()
+            if self._offer:
+                self.ask(self._journal, requests, tag="offer")
+                return
+        self._answer_waiting()
 
-    def _guards(self, key: tuple[str, str]) -> tuple[Guard, ...]:
-        try:
-            row = self._store.get("waits", key)
-        except UnreadableRecordError:
-            # An operator's release replaces what cannot be read; there is no counter to believe.
-            return ()
-        return (Guard("waits", key, 0 if row is None else row.counter),)
+    def _planned(self) -> tuple[tuple[WaitAct, ...], Requests]:
+        """The next acts that one request holds, on the rows as they are stored now."""
+        room = self._store.limits.ops_max
+        folds: dict[tuple[str, str], _Fold] = {}
+        taken: list[WaitAct] = []
+        for act in self._book.pending:
+            # A guard and a put a key, a log line an act.
+            if 2 * (len(folds) + (act.key not in folds)) + len(taken) + 1 > room:
+                break
+            fold = folds.get(act.key) or _Fold(self._store, act.key)
+            if fold.takes(act):
+                folds[act.key] = fold
+                taken.append(act)
+        requests = []
+        unreadable = [fold.key for fold in folds.values() if not fold.is_readable]
+        if unreadable:
+            # Nothing can be put over a row that cannot be read, and it has no counter to guard.
+            requests.append(Request(deletes=tuple(Delete("waits", key) for key in unreadable)))
+        changed = [fold for fold in folds.values() if fold.record is not fold.stored]
+        requests.append(
+            Request(
+                guards=tuple(Guard("waits", fold.key, fold.counter) for fold in folds.values()),
+                puts=tuple(
+                    Put("waits", fold.key, encode(fold.record))
+                    for fold in changed
+                    if fold.record is not None
+                ),
+                appends=tuple(Append("log", encode(_line(act))) for act in taken),
+            )
+        )
+        return tuple(taken), Requests(requests)
 
     def on_answer(self, answer: Answer) -> None:
         offered, self._offer = self._offer, ()
-        if answer.error is not None:
-            # Not stored: the acts bind here and stay pending; who waits learns exactly that.
-            self._settle(offered, "pending")
-        elif isinstance(answer.value, Committed):
+        outcome: Outcome | None = None if answer.error is not None else answer.value[-1]
+        if isinstance(outcome, Committed):
             self._landed(offered)
             self._offer_pending()
-        elif isinstance(answer.value, Refused):
-            # Another process wrote the row since it was read: fold again on what is there now.
-            self._landed(tuple(act for act in offered if self._is_outlasted(act)))
+        elif isinstance(outcome, Refused):
+            # Another process wrote a row since it was read: fold again on what is there now.
             self._offer_pending()
+        else:
+            # Not stored: the acts bind here and stay pending; who waits learns exactly that.
+            self._answer_waiting()
 
-    def _is_outlasted(self, act: WaitAct) -> bool:
-        stored = self._book.stored(act.key)
-        return (
-            isinstance(act.record, Wait)
-            and stored is not None
-            and not outlasts(act.record.deadline_ms, stored.deadline_ms)
-        )
-
-    def _landed(self, acts: tuple[WaitAct, ...]) -> None:
+    def _landed(self, acts: Sequence[WaitAct]) -> None:
         for act in acts:
             act.durable = True
         self._book.pending[:] = [act for act in self._book.pending if not act.durable]
-        self._settle(acts, "recorded")
+        self._answer_waiting(still=[each for each in self.kept.waiting if not each.is_durable])
 
-    def _settle(self, acts: tuple[WaitAct, ...], reach: Reach) -> None:
-        settled, still = set(map(id, acts)), []
-        for waiting in self.kept.waiting:
-            mine, reply, receipt = waiting
-            if all(id(act) in settled for act in mine):
-                reply.set(_reached(receipt, reach))
-            else:
-                still.append(waiting)
-        self.kept.waiting = still
+    def _answer_waiting(self, still: Sequence[_Waiting] = ()) -> None:
+        """Answer everyone who waits, but for those who wait on."""
+        waiting, self.kept.waiting = self.kept.waiting, list(still)
+        keep = set(map(id, still))
+        for each in waiting:
+            if id(each) not in keep:
+                self._back.forget(each.message)
+                each.answer()
+
+    def _land_what_is_in(self) -> None:
+        """Look up what a predecessor offered: its acts may be in though nobody heard of it."""
+        for place, act in enumerate(self._book.pending):
+            with suppress(UnreadableRecordError):
+                row = self._store.get("waits", act.key)
+                if row is not None and row.record.act == act.record.act:
+                    for earlier in self._book.pending[: place + 1]:
+                        earlier.durable = earlier.durable or earlier.key == act.key
+        self._landed(())
 
 
 def _listed(key: tuple[str, str], wait: Wait | None) -> ProviderWait | None:
     return None if wait is None else ProviderWait(*key, wait.deadline_ms, wait.reason, wait.set_ms)
 
 
-def _reached(receipt: Any, reach: Reach) -> Any:
-    if isinstance(receipt, ReleaseReceipt):
-        return ReleaseReceipt(tuple(wait._replace(reach=reach) for wait in receipt.released))
-    return receipt._replace(reach=reach)
+def _reach_of(act: WaitAct) -> Reach:
+    return "recorded" if act.durable else "pending"
 
 
 def _line(act: WaitAct) -> LogLine:
