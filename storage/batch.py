@@ -13,6 +13,7 @@ Runs in: `prepare` in the submitting thread, `decide` in the writer thread.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
@@ -46,6 +47,16 @@ class Prepared(NamedTuple):
     chain: Chain | None
 
 
+class Batch(NamedTuple):
+    """Prepared requests, and what has to be read to decide them."""
+
+    requests: list[Prepared]
+    reads: dict[str, list[bytes]]
+    """Keys whose counters are needed, by table; a key may be there twice."""
+    appended: set[str]
+    """Tables in which keys may be allotted."""
+
+
 class Failed(NamedTuple):
     """Guards that did not hold, each with what the batch wrote there and whether it did."""
 
@@ -58,7 +69,7 @@ class Decision:
     def __init__(self) -> None:
         self.outcomes: list[tuple[Key, ...] | Refused | NotStored | Failed] = []
         """Allotted keys: it holds. `Failed`: to be answered with the rows that stood there."""
-        self.rows: dict[str, dict[bytes, Written | None]] = {}
+        self.rows: dict[str, dict[bytes, Written | None]] = defaultdict(dict)
         """By table and key; None deletes."""
         self.appended: dict[str, list[tuple[bytes, Written]]] = {}
         self.next: dict[str, int] = {}
@@ -71,7 +82,7 @@ class Decision:
         return bool(self.rows or self.appended)
 
 
-def prepare(batch: Sequence[Request], limits: Limits) -> list[Prepared]:
+def prepare(batch: Sequence[Request], limits: Limits) -> Batch:
     """Check and encode requests; nothing is read or written.
 
     Raises:
@@ -79,40 +90,19 @@ def prepare(batch: Sequence[Request], limits: Limits) -> list[Prepared]:
             does not hold, a table that is the store's own; `field` names the place.
         RequestTooLargeError: A request exceeds `limits`.
     """
-    ready = []
+    ready: list[Prepared] = []
+    reads: dict[str, list[bytes]] = defaultdict(list)
+    appended: set[str] = set()
     for index, request in enumerate(batch):
         try:
-            ready.append(_prepare(request, limits))
+            ready.append(_prepare(request, limits, reads, appended))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise _explain(index, request, error) from error
-    return ready
-
-
-def tables_read(batch: Sequence[Prepared]) -> dict[str, set[bytes]]:
-    """The keys whose counters `decide` needs, by table."""
-    wanted: dict[str, set[bytes]] = {}
-    get = wanted.get
-    for guards, puts, _, _, _ in batch:
-        for table, key, _, _ in guards:
-            keys = get(table)
-            if keys is None:
-                keys = wanted[table] = set()
-            keys.add(key)
-        for table, key, _ in puts:
-            keys = get(table)
-            if keys is None:
-                keys = wanted[table] = set()
-            keys.add(key)
-    return wanted
-
-
-def tables_appended(batch: Sequence[Prepared]) -> set[str]:
-    """The tables in which `decide` may allot keys."""
-    return {table for request in batch for table, _ in request.appends}
+    return Batch(ready, reads, appended)
 
 
 def decide(
-    batch: Sequence[Prepared],
+    batch: Batch,
     counters: Counters,
     next_keys: Mapping[str, int],
     refused: Mapping[str, int],
@@ -120,13 +110,17 @@ def decide(
     """Decide every request in order.
 
     Args:
-        counters: Of every key in `tables_read`; a key that is missing has no row. Changed in place.
-        next_keys: The next key of every table in `tables_appended`.
+        counters: Of every key in `batch.reads`; a key that is missing has no row. Changed in place.
+        next_keys: The next key of every table in `batch.appended`.
         refused: The last epoch each sender was refused in, by earlier batches.
     """
     decision = Decision()
     outcomes, rows = decision.outcomes, decision.rows
-    for guards, puts, deletes, appends, chain in batch:
+    # Rows that can't be read are rare; only a batch that met one looks at each row's kind.
+    suspect = any(
+        counter.__class__ is not int for known in counters.values() for counter in known.values()
+    )
+    for guards, puts, deletes, appends, chain in batch.requests:
         if chain is not None and _is_behind(chain, refused, decision.refused):
             outcomes.append(Refused(behind=True))
             continue
@@ -135,11 +129,12 @@ def decide(
                 outcomes.append(_refuse(guards, counters, rows))
                 break
         else:
-            unreadable = _put(puts, counters, rows) if puts else None
+            unreadable = _unreadable(puts, counters) if suspect else None
             if unreadable is None:
+                _put(puts, counters, rows)
                 for table, key in deletes:
                     counters.setdefault(table, {})[key] = 0
-                    rows.setdefault(table, {})[key] = None
+                    rows[table][key] = None
                 outcomes.append(
                     _append(decision, puts, appends, next_keys, counters) if appends else ()
                 )
@@ -152,7 +147,9 @@ def decide(
     return decision
 
 
-def _prepare(request: Request, limits: Limits) -> Prepared:
+def _prepare(
+    request: Request, limits: Limits, reads: dict[str, list[bytes]], appended: set[str]
+) -> Prepared:
     guards, puts, deletes, appends, chain = request
     ops = len(guards) + len(puts) + len(deletes) + len(appends)
     if ops > limits.ops_max:
@@ -161,29 +158,31 @@ def _prepare(request: Request, limits: Limits) -> Prepared:
     guarded = []
     for guard in guards:
         table, key, counter = guard
-        guarded.append((table, _SHAPES[table][0](key), counter, guard))
+        raw = _SHAPES[table][0](key)
+        reads[table].append(raw)
+        guarded.append((table, raw, counter, guard))
     written = []
     for table, key, value in puts:
         encode, kinds, appending = _SHAPES[table]
         if value[0] not in kinds or table in KEPT_BY_THE_STORE or table == "processes" or appending:
             _check_put(request, table, key, value)
         raw = encode(key)
+        reads[table].append(raw)
         size += len(value[2]) + len(raw)
+        if value[4] is not None and not 0 <= value[4] < len(appends):
+            raise ValueError("puts: allotted names no append")
         written.append((table, raw, value))
     deleted = [(table, _SHAPES[table][0](key)) for table, key in deletes]
     for append in appends:
         _, kinds, appending = _SHAPES[append.table]
         if not appending or append.value.kind not in kinds or append.value.allotted is not None:
             raise ValueError(f"appends[{appends.index(append)}]")
+        appended.add(append.table)
         size += len(append.value.body)
     if size > limits.payload_bytes_max:
         raise _too_large("payload", size, limits.payload_bytes_max)
     if len(written) + len(deleted) > 1:
         _check_once(written, deleted)
-    for value_of in puts:
-        allotted = value_of.value.allotted
-        if allotted is not None and not 0 <= allotted < len(appends):
-            raise ValueError("puts.value.allotted")
     for table, _ in deletes:
         if table in KEPT_BY_THE_STORE:
             raise ValueError(f"deletes: {table} is the store's own")
@@ -275,19 +274,20 @@ def _put(
     puts: list[tuple[str, bytes, Value]],
     counters: Counters,
     rows: dict[str, dict[bytes, Written | None]],
-) -> UnreadableRecordError | None:
-    for table, key, _ in puts:
-        found = counters[table].get(key, 0)
-        if found.__class__ is not int:
-            assert isinstance(found, UnreadableRecordError)
-            return found
+) -> None:
     for table, key, value in puts:
         known = counters[table]
         counter = known[key] = known.get(key, 0) + 1  # type: ignore[operator]
-        target = rows.get(table)
-        if target is None:
-            target = rows[table] = {}
-        target[key] = (counter, value, b"")
+        rows[table][key] = (counter, value, b"")
+
+
+def _unreadable(
+    puts: list[tuple[str, bytes, Value]], counters: Counters
+) -> UnreadableRecordError | None:
+    for table, key, _ in puts:
+        found = counters[table].get(key, 0)
+        if isinstance(found, UnreadableRecordError):
+            return found
     return None
 
 

@@ -14,6 +14,7 @@ Runs in: any thread.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Final, NoReturn
 
@@ -26,6 +27,7 @@ INT_MAX: Final = 2**64 - 1
 _BYTES: Final = 1
 _TEXT: Final = 2
 _INT: Final = 3
+_END_AND_INT: Final = struct.Struct(">2sQ").pack
 _NAMES: Final = {str: "text", int: "an integer", bytes: "bytes"}
 
 
@@ -89,13 +91,17 @@ def encoder(shape: tuple[type, ...]) -> Callable[[Key], bytes]:
     return found
 
 
+# Printable text holds neither 00 nor 01, so it needs no escaping; whatever is not plainly a key of
+# the shape takes the long way, which can say what is wrong with it.
+
+
 def _encode_text(key: Key) -> bytes:
     try:
         (text,) = key
-        if type(text) is str and type(key) is tuple:
-            raw = text.encode()
-            if 0 not in raw and 1 not in raw and len(raw) <= KEY_BYTES_MAX - 2:
-                return b"\2%b\0" % raw
+        if text.__class__ is str and key.__class__ is tuple and text.isprintable():
+            raw = f"\2{text}\0".encode()
+            if len(raw) <= KEY_BYTES_MAX:
+                return raw
     except (TypeError, ValueError):
         pass  # Refused below, with the part's name.
     return _encode_whole((str,), key)
@@ -104,11 +110,16 @@ def _encode_text(key: Key) -> bytes:
 def _encode_text_int(key: Key) -> bytes:
     try:
         text, number = key
-        if type(text) is str and type(number) is int and type(key) is tuple:
-            raw = text.encode()
-            if 0 not in raw and 1 not in raw and len(raw) <= KEY_BYTES_MAX - 11:
-                return b"\2%b\0\3%b" % (raw, number.to_bytes(8, "big"))
-    except (TypeError, ValueError, OverflowError):
+        if (
+            text.__class__ is str
+            and number.__class__ is int
+            and key.__class__ is tuple
+            and text.isprintable()
+        ):
+            raw = f"\2{text}".encode() + _END_AND_INT(b"\0\3", number)
+            if len(raw) <= KEY_BYTES_MAX:
+                return raw
+    except (TypeError, ValueError, struct.error):
         pass  # Refused below, with the part's name.
     return _encode_whole((str, int), key)
 
@@ -116,16 +127,16 @@ def _encode_text_int(key: Key) -> bytes:
 def _encode_text_text(key: Key) -> bytes:
     try:
         first, second = key
-        if type(first) is str and type(second) is str and type(key) is tuple:
-            raw, more = first.encode(), second.encode()
-            if (
-                0 not in raw
-                and 1 not in raw
-                and 0 not in more
-                and 1 not in more
-                and len(raw) + len(more) <= KEY_BYTES_MAX - 4
-            ):
-                return b"\2%b\0\2%b\0" % (raw, more)
+        if (
+            first.__class__ is str
+            and second.__class__ is str
+            and key.__class__ is tuple
+            and first.isprintable()
+            and second.isprintable()
+        ):
+            raw = f"\2{first}\0\2{second}\0".encode()
+            if len(raw) <= KEY_BYTES_MAX:
+                return raw
     except (TypeError, ValueError):
         pass  # Refused below, with the part's name.
     return _encode_whole((str, str), key)

@@ -109,7 +109,7 @@ class MemoryStore:
         self._check_open()
         if self._out:
             raise StoreBusyError("a batch is out; nothing was taken; wait for its outcomes")
-        ready = prepare(batch, self._limits)
+        ready = prepare(batch, self._limits).requests
         self._out = True
 
         def run() -> None:

@@ -12,21 +12,19 @@ Runs in: the writer thread, or the opening thread while it makes the store.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 import lmdb
 
 from . import codec
 from .batch import (
+    Batch,
     Counters,
     Decision,
     Failed,
-    Prepared,
     Written,
     decide,
-    tables_appended,
-    tables_read,
 )
 from .errors import DamagedStoreError, UnreadableRecordError
 from .keys import encode_key
@@ -55,15 +53,15 @@ class BatchTransaction:
         self._sequences: dict[str, tuple[int, int]] = {}
         """Counter and next key, by table."""
 
-    def decide(self, batch: Sequence[Prepared], refused: Mapping[str, int]) -> Decision:
+    def decide(self, batch: Batch, refused: Mapping[str, int]) -> Decision:
         """Read what the batch guards and puts, and decide it."""
         counters: Counters = {}
-        for table, keys in tables_read(batch).items():
+        for table, keys in batch.reads.items():
             with self._transaction.cursor(self._tables[table]) as cursor:
-                found = cursor.getmulti(sorted(keys))
+                found = cursor.getmulti(sorted(set(keys)))
             self._raws[table] = dict(found)
             counters[table] = {key: _counter_of(table, key, raw) for key, raw in found}
-        next_keys = {table: self._sequence(table)[1] for table in tables_appended(batch)}
+        next_keys = {table: self._sequence(table)[1] for table in batch.appended}
         return decide(batch, counters, next_keys, refused)
 
     def revision(self) -> int:
@@ -165,18 +163,19 @@ class BatchTransaction:
     def _note_changes(self, revision: int, changed: dict[str, list[bytes]]) -> None:
         rows: list[tuple[bytes, Written]] = []
         part: dict[str, list[bytes]] = {}
-        size = 0
+        left = CHANGES_BYTES_MAX
         for table, keys in changed.items():
-            kept: list[bytes] = []
-            for key in keys:
-                if size > CHANGES_BYTES_MAX - len(key):
-                    part[table] = kept
+            each = max(map(len, keys)) + 3
+            at = 0
+            while at < len(keys):
+                fit = (left - len(table)) // each
+                if fit < 1:
                     rows.append(_change_row(revision, len(rows), part))
-                    part, kept, size = {}, [], 0
-                kept.append(key)
-                size += len(key) + 2
-            part[table] = kept
-            size += len(table) + 4
+                    part, left = {}, CHANGES_BYTES_MAX
+                    continue
+                part[table] = keys[at : at + fit]
+                left -= len(table) + len(part[table]) * each
+                at += fit
         rows.append(_change_row(revision, len(rows), part))
         self._put_all(CHANGES, rows, append=True)
 

@@ -27,7 +27,7 @@ import lmdb
 from msgspec.structs import replace
 
 from . import codec
-from .batch import Prepared
+from .batch import Batch
 from .crashpoints import crashpoint
 from .environment import Environment, typed
 from .errors import (
@@ -63,7 +63,7 @@ class _CommitError(Exception):
 class _Job:
     """The batch that is out."""
 
-    def __init__(self, number: int, batch: list[Prepared], done: Done) -> None:
+    def __init__(self, number: int, batch: Batch, done: Done) -> None:
         self.number = number
         self.batch = batch
         self.done = done
@@ -102,7 +102,7 @@ class Writer:
         self._refused: dict[str, int] = {}
         self._thread = self._start(None)
 
-    def submit(self, batch: list[Prepared], done: Done) -> None:
+    def submit(self, batch: Batch, done: Done) -> None:
         """Take one batch.
 
         Raises:
@@ -265,11 +265,11 @@ class Writer:
         return is_in
 
     def _not_stored(self, job: _Job, error: Exception) -> list[Outcome]:
-        for request in job.batch:
+        for request in job.batch.requests:
             if request.chain is not None:
                 sender, epoch = request.chain
                 self._refused[sender] = max(epoch, self._refused.get(sender, epoch))
-        return [NotStored(error)] * len(job.batch)
+        return [NotStored(error)] * len(job.batch.requests)
 
     def _reason(self, job: _Job) -> StorageError:
         if isinstance(job.error, lmdb.Error | OSError):

@@ -228,6 +228,7 @@ def test_each_kind_of_a_table_is_told_apart() -> None:
 def test_a_batch_can_be_decided_again(rows: Any) -> None:
     """A batch that met a full map is decided anew; nothing of the first time may stick to it."""
     ready = prepare([rows.cas(("a", 1), 0), rows.cas(("a", 1), 1)], Limits(10, 10_000))
+    assert set(ready.reads) == {"wakes"}
     first = decide(ready, {"wakes": {}}, {}, {})
     second = decide(ready, {"wakes": {}}, {}, {})
     assert first.outcomes == second.outcomes == [(), ()]
