@@ -38,6 +38,7 @@ class FileLock:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._is_directory = path.is_dir()
+        self._noted = False
         flags = os.O_RDONLY if self._is_directory else os.O_RDWR | os.O_CREAT
         self._fd: int | None = os.open(path, flags | os.O_CLOEXEC, FILE_MODE)
         remember(self)
@@ -68,14 +69,17 @@ class FileLock:
             poll_s = min(poll_s * 2, POLL_S_MAX)
 
     def acquire_nowait(self, *, shared: bool = False) -> bool:
-        """Take the lock if it is free now. An exclusive holder notes its pid in the file."""
+        """Take the lock if it is free now. The first time, an exclusive holder notes its pid."""
         assert self._fd is not None
         try:
             fcntl.flock(self._fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        if not shared and not self._is_directory:
-            # The pid is for a person who asks who holds the lock; a full disk must not stop us.
+        if not shared and not self._is_directory and not self._noted:
+            # For a person who asks who holds the lock, where the kernel does not say; once, since
+            # every system call on a busy writer may cost it the interpreter. A full disk must not
+            # stop us.
+            self._noted = True
             with suppress(OSError):
                 os.pwrite(self._fd, b"%-20d" % os.getpid(), 0)
         return True
@@ -95,12 +99,16 @@ class FileLock:
         """In a forked child: close, never unlock; the parent holds what it held."""
         self.close()
 
-    def _give_up(self, timeout_s: float) -> None:
-        holder = None
-        if not self._is_directory:
-            assert self._fd is not None
+    def _holder(self) -> int | None:
+        assert self._fd is not None
+        holder = _kernel_says(os.fstat(self._fd))
+        if holder is None and not self._is_directory:
             noted = os.pread(self._fd, _PID_BYTES, 0).strip()
             holder = int(noted) if noted.isdigit() else None
+        return holder
+
+    def _give_up(self, timeout_s: float) -> None:
+        holder = self._holder()
         raise LockTimeoutError(
             f"{self.path} was locked for {timeout_s:g} s by "
             f"{f'process {holder}' if holder else 'another process'}; nothing was written; "
@@ -109,6 +117,21 @@ class FileLock:
             holder=holder,
             timeout_s=timeout_s,
         )
+
+
+def _kernel_says(found: os.stat_result, locks: Path = Path("/proc/locks")) -> int | None:
+    """The pid that holds a flock, as Linux lists it; None where it is not to be had."""
+    device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    try:
+        lines = locks.read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        fields = line.split()
+        if "FLOCK" in fields and device in fields and "->" not in fields:
+            pid = int(fields[4])
+            return pid if pid > 0 else None
+    return None
 
 
 def is_locked(path: Path) -> bool:

@@ -457,6 +457,32 @@ def test_a_lock_held_too_long_names_its_holder(state: Path) -> None:
     _open(state).close()
 
 
+def test_a_lock_that_another_process_took_later_names_that_process(state: Path, spawn: Any) -> None:
+    """The pid noted in the file may be an earlier holder's; the kernel knows better."""
+    path = state / "store" / "write.lock"
+    lock = FileLock(path)
+    script = (
+        "import sys, pathlib\nfrom abeyance.storage.locks import FileLock\n"
+        "lock = FileLock(pathlib.Path(sys.argv[1]))\nassert lock.acquire_nowait()\n"
+        "print('locked', flush=True)\nsys.stdin.read()\n"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", script, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "locked\n"
+    path.write_text("1")
+    with pytest.raises(LockTimeoutError) as caught:
+        lock.acquire(0.01)
+    holder.communicate()
+    assert caught.value.holder == (holder.pid if Path("/proc/locks").exists() else 1)
+    lock.acquire(0)
+    lock.close()
+
+
 @pytest.mark.parametrize(
     ("kind", "refused"), [("nfs4", True), ("cifs", True), ("ext4", False), ("tmpfs", False)]
 )
