@@ -355,15 +355,16 @@ class Runtime:
         if self._root is None:
             return
         with trio.move_on_after(STOP_DEADLINE_S, shield=True):
-            for member in self._members.values():
-                # Nobody in a parked group answers: who waits for it is told so, and can end.
-                for group in (member.slot_group, member.group):
-                    if group.state == "parked":
-                        await group.stop()
+            parked = [member for member in self._members.values() if member.is_parked]
             async with trio.open_nursery() as nursery:
                 for member in self._members.values():
-                    if member.group.state == "running":
+                    if not member.is_parked:
                         nursery.start_soon(_stop_turns, member.agent)
+            for member in parked:
+                # Nobody in a parked group answers. Who waits for it learns so by its end; a turn
+                # that lives is left to the next start, as after a crash.
+                await member.slot_group.stop()
+                await member.group.stop()
             await self._root.stop()
 
     def _store_lost(self, error: Exception) -> None:
@@ -424,41 +425,64 @@ async def open_runtime(
     try:
         ownership = Ownership(store, store.directory, host=socket.gethostname(), pid=os.getpid())
         try:
-            async with AsyncExitStack() as stack:
-                if system is None:
-                    # Asks have no deadline of their own: what is asked here ends in a commit, and
-                    # a commit always gets an outcome.
-                    system = ActorSystem(asks=AskTable(ASKS), clock=wall, ask_timeout_s=None)
-                    await stack.enter_async_context(system)
-                runtime = Runtime(path, store, ownership, system, wall)
-                async with _open(runtime, control):
-                    yield runtime
+            runs = system if system is not None else _new_system(wall)
+            runtime = Runtime(path, store, ownership, runs, wall)
+            async with _open(runtime, control=control, enter=system is None):
+                yield runtime
         finally:
             ownership.close()
     finally:
         store.close()
 
 
-@asynccontextmanager
-async def _open(runtime: Runtime, control: bool) -> AsyncIterator[None]:
-    """The runtime's own nursery: tool bodies and the control socket live in it.
+def _new_system(clock: Clock) -> ActorSystem:
+    # Asks have no deadline of their own: what is asked here ends in a commit, and a commit always
+    # gets an outcome.
+    return ActorSystem(asks=AskTable(ASKS), clock=clock, ask_timeout_s=None)
 
-    What the host's block raises leaves as it is, not in a group of the nursery's making.
+
+@asynccontextmanager
+async def _open(runtime: Runtime, *, control: bool, enter: bool) -> AsyncIterator[None]:
+    """Run a runtime around the host's block.
+
+    What the block raises leaves as it is, not in a group of a nursery's making.
     """
-    failure: Exception | None = None
-    async with trio.open_nursery() as bodies:
+    failure: BaseException | None = None
+    ended = trio.Event()
+    async with trio.open_nursery() as nursery:
+        bodies = await nursery.start(_hold_open, runtime._system if enter else None, ended)
         try:
             await runtime._start(bodies)
             if control:
                 await bodies.start(serve_control, runtime, runtime.directory)
             with runtime._scope:
                 yield
-        except Exception as error:  # noqa: BLE001 - raised again below.
+        except BaseException as error:  # noqa: BLE001 - raised again below.
             failure = error
         finally:
             await runtime._stop()
-            bodies.cancel_scope.cancel()
+            ended.set()
     if runtime._lost is not None:
         raise runtime._lost from failure
     if failure is not None:
         raise failure
+
+
+async def _hold_open(
+    system: ActorSystem | None,
+    ended: trio.Event,
+    *,
+    task_status: trio.TaskStatus[trio.Nursery] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Hold actors and tool bodies where a cancellation of the host's block does not reach them.
+
+    A cancelled block ends its turns as a stop does, and for that the actors must still run.
+    """
+    with trio.CancelScope(shield=True):
+        async with AsyncExitStack() as stack:
+            if system is not None:
+                await stack.enter_async_context(system)
+            async with trio.open_nursery() as bodies:
+                task_status.started(bodies)
+                await ended.wait()
+                bodies.cancel_scope.cancel()
