@@ -126,7 +126,7 @@ def modules() -> list[ModuleType]:
     return found
 
 
-def errors() -> list[type[Exception]]:
+def errors() -> list[type[BaseException]]:
     """Every public exception class that is defined in one of the rooms."""
     found = {
         value
@@ -141,7 +141,7 @@ def errors() -> list[type[Exception]]:
     return sorted(found, key=lambda error: error.__name__)
 
 
-def family_of(error: type[Exception]) -> Family | None:
+def family_of(error: type[BaseException]) -> Family | None:
     """The family that names this class, else that of its nearest base which one names."""
     for base in error.__mro__:
         for family in FAMILIES:

@@ -20,7 +20,7 @@ PAGES = sorted(
 )
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-_ID = re.compile(r"\b[WDSX]-\d{3}\b")
+_ID = re.compile(r"\b(?:[WDSX]-\d{3}|R-\d{1,2})\b")
 
 
 def _name(page: Path) -> str:
