@@ -109,6 +109,8 @@ class TrioActor(pykka.Actor):
     handlers and proxied methods may be plain or async. See docs/semantics.md for what is promised.
     """
 
+    __slots__ = ("_cell",)
+
     role: ClassVar[str | None] = None
     """What the table of asks and debug mode know it as."""
 
@@ -169,7 +171,8 @@ class TrioActor(pykka.Actor):
 
     @staticmethod
     def _create_future() -> TrioFuture[Any]:
-        return TrioFuture()
+        future: TrioFuture[Any] = TrioFuture()
+        return future
 
     def _start_actor_loop(self) -> None:
         raise TypeError("a TrioActor is started by its system")

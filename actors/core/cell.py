@@ -153,7 +153,7 @@ class Cell:
         self.supervisor = supervisor
         self.actor_class = actor_class
         self._args = args
-        self._kwargs = kwargs
+        self._kwargs = kwargs or None
         self.name = name
         self.key = name or f"{actor_class.__name__}-{next(_serials)}"
         self.child_id = child_id or self.key
@@ -216,7 +216,7 @@ class Cell:
             args = args(self.supervisor.refs)
         token = BIRTH.set(self)
         try:
-            actor = self.actor_class(*args, **self._kwargs)
+            actor = self.actor_class(*args, **(self._kwargs or {}))
         finally:
             BIRTH.reset(token)
         self.actor = actor

@@ -149,8 +149,7 @@ class TrioFuture(Target, pykka.Future[T]):
     _ring: tuple[str, Any] | None = None  # Who was asked though it waits, and with what.
     _no_result: ClassVar[object] = object()
 
-    def __init__(self) -> None:
-        pass
+    __init__ = object.__init__
 
     # -- settling
 
@@ -189,6 +188,18 @@ class TrioFuture(Target, pykka.Future[T]):
         self._hook_lock = threading.RLock()
         self._get_hook_result = self._no_result
         self._get_hook = func
+
+    def _settle(self, outcome: Outcome) -> bool:
+        # As the base, without a call where nobody waits: this is half of what an ask costs.
+        state = self.__dict__
+        if state.setdefault("_outcome", outcome) is not outcome:
+            return False
+        slot = self._slot
+        if slot is not None:
+            slot.discard(self)
+        if "_callbacks" in state:
+            self._settled()
+        return True
 
     def on_done(self, callback: Callable[[], object]) -> None:
         """Call `callback` once, when there is an outcome, on the thread that settles.

@@ -59,6 +59,7 @@ class Mailbox:
         "parked",
         "returned",
         "room",
+        "spin",
         "urgent",
         "user",
         "waiting",
@@ -88,6 +89,7 @@ class Mailbox:
         self.control = 0
         self.urgent = False
         self.attention = False
+        self.spin = False  # Whether a host thread woke the consumer.
         self.closed = False
         self.parked: trio.lowlevel.Task | None = None
         self.ident = ident
@@ -247,6 +249,7 @@ class Mailbox:
             self.wake()
             return
         self.attention = False
+        self.spin = True
         try:
             self._token.run_sync_soon(self.wake)
         except trio.RunFinishedError:

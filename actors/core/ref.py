@@ -9,6 +9,7 @@ Any thread, except where a method is async.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,12 +18,13 @@ import pykka
 from trio.lowlevel import in_trio_run
 
 from .asks import IDLE, STANCE, check_ring, check_table
-from .envelope import STOP_PILL, TELL
+from .envelope import STOP_PILL, TELL, Envelope
 from .errors import ActorDeadError, AskTimeoutError, MailboxFullError, WouldDeadlockError
 from .future import TrioFuture
 
 if TYPE_CHECKING:
     from .cell import ActorStatistics, Cell
+    from .mailbox import Mailbox
 
 A = TypeVar("A", bound=pykka.Actor)
 
@@ -51,7 +53,11 @@ class StoppedFlag:
 class TrioActorRef(pykka.ActorRef[A]):
     """Reference to an actor, over all its incarnations. Got from starting one; not constructed."""
 
+    __slots__ = ("_box", "_cell", "_lane")  # An instance dict would be a third of the ref.
+
+    _box: Mailbox
     _cell: Cell
+    _lane: deque[Envelope]
 
     def __init__(self, actor: A) -> None:
         raise TypeError("refs come from starting an actor, or from actor.actor_ref")
@@ -60,8 +66,8 @@ class TrioActorRef(pykka.ActorRef[A]):
     def _of(cls, cell: Cell) -> TrioActorRef[Any]:
         ref = cls.__new__(cls)
         ref._cell = cell
-        ref._box = cell.box  # type: ignore[attr-defined]
-        ref._lane = cell.box.user  # type: ignore[attr-defined]
+        ref._box = cell.box
+        ref._lane = cell.box.user
         return ref
 
     # -- what pykka's ref keeps as attributes
@@ -118,8 +124,8 @@ class TrioActorRef(pykka.ActorRef[A]):
             ActorDeadError: The actor has ended; not accepted.
             MailboxClosedError: The actor is stopping, or the system refuses hosts; not accepted.
         """
-        box = self._box  # type: ignore[attr-defined]
-        lane = self._lane  # type: ignore[attr-defined]
+        box = self._box
+        lane = self._lane
         if len(lane) < box.room:
             lane.append((message, None, 0))
             if box.attention:
@@ -199,14 +205,16 @@ class TrioActorRef(pykka.ActorRef[A]):
                 # waited for is refused then.
                 future._ring = (cell.key, message)
                 names = ()
-        blocks = False
-        if get_ident() == box.ident or in_trio_run():
-            if block:
-                raise WouldDeadlockError(
-                    "a blocking ask on a thread that runs trio; nothing was sent; await it"
-                )
+        if block is False:
+            blocks = False
+        elif get_ident() != box.ident and not in_trio_run():
+            blocks = True
+        elif block:
+            raise WouldDeadlockError(
+                "a blocking ask on a thread that runs trio; nothing was sent; await it"
+            )
         else:
-            blocks = block is None or block
+            blocks = False
         if names:
             future._chain = names
         if timeout is None:

@@ -69,11 +69,11 @@ class Wheel:
 
     def add(self, target: Target, timeout_s: float) -> None:
         """Let `target` expire in `timeout_s` seconds, from any thread."""
-        target._timeout_s = timeout_s
         tick = int((self._now() + timeout_s) * TICKS_PER_S) + 1
+        target._timeout_s = timeout_s
         slots = self._slots
+        slot = slots.get(tick)
         while True:
-            slot = slots.get(tick)
             fresh = slot is None
             if slot is None:
                 slot = slots.setdefault(tick, set())
@@ -81,7 +81,8 @@ class Wheel:
             slot.add(target)
             if slots.get(tick) is slot:
                 break
-            tick = int(self._now() * TICKS_PER_S) + 1
+            tick = int(self._now() * TICKS_PER_S) + 1  # That slot is being expired.
+            slot = slots.get(tick)
         if fresh:
             self._announce(tick)
 
