@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-from .core.errors import ActorDeadError, MailboxClosedError, OutcomeUnknownError
+from .core import TrioFuture
+from .core.errors import AbeyanceError, ActorDeadError, MailboxClosedError, OutcomeUnknownError
 from .domain.agent import WaitIdle
 from .domain.errors import InvalidMessageError, RuntimeClosedError
 from .domain.ingress import (
@@ -64,21 +65,44 @@ class AgentHandle:
             RuntimeClosedError: The runtime has ended; nothing was stored.
             OutcomeUnknownError: It ended before it answered; send again under the same `id`.
         """
-        runtime = self._runtime
-        member = runtime._member(self.name)
+        member = self._runtime._member(self.name)
         accept = self._read(content, author, id, wake, channel)
         try:
             receipt: Receipt = await member.slot.ask(accept)
-        except MailboxClosedError as error:
-            raise closed() from error
         except ActorDeadError as error:
-            raise OutcomeUnknownError(
-                "the runtime ended before it answered; whether the message was accepted is "
-                "unknown; open it again and send under the same id",
-                actor=error.actor,
-                message=accept.message,
-            ) from error
+            raise _ended_meanwhile(error, accept.message) from error
         return receipt
+
+    def hand_over(
+        self,
+        content: Content,
+        author: str = "user",
+        *,
+        id: str | None = None,  # noqa: A002 - the word hosts use.
+        wake: bool = True,
+        channel: str | None = None,
+    ) -> TrioFuture[Receipt]:
+        """Hand a message over without waiting: a future of what `send` returns or raises.
+
+        Not a checkpoint. Any thread; what one thread hands over is accepted in its order. A
+        malformed message is refused here.
+        """
+        member = self._runtime._member(self.name)
+        accept = self._read(content, author, id, wake, channel)
+        asked: TrioFuture[Receipt] = member.slot.ask(accept, block=False)
+        answered: TrioFuture[Receipt] = TrioFuture()
+
+        def answer() -> None:
+            try:
+                answered.set(asked.get())
+            except ActorDeadError as error:
+                told = _ended_meanwhile(error, accept.message)
+                answered.set_exception((type(told), told, None))
+            except Exception as error:  # noqa: BLE001 - the caller's.
+                answered.set_exception((type(error), error, error.__traceback__))
+
+        asked.on_done(answer)
+        return answered
 
     def _read(
         self, content: Content, author: str, id_: str | None, wake: bool, channel: str | None
@@ -142,6 +166,17 @@ class AgentHandle:
             store, member.slot_name, after=after or 0, limit=limit
         ):
             yield message
+
+
+def _ended_meanwhile(error: ActorDeadError, message: str) -> AbeyanceError:
+    if isinstance(error, MailboxClosedError):
+        return closed()
+    return OutcomeUnknownError(
+        "the runtime ended before it answered; whether the message was accepted is unknown; open "
+        "it again and send under the same id",
+        actor=error.actor,
+        message=message,
+    )
 
 
 def closed() -> RuntimeClosedError:

@@ -16,14 +16,13 @@ from typing import Any, Literal, Self, overload
 import trio
 from trio.lowlevel import in_trio_run
 
-from .core import AskTable, HostedSystem, TrioFuture
+from .core import AskTable, HostedSystem, TrioFuture, chain, in_chain
 from .core.clock import Clock, SystemClock
 from .core.errors import ActorDeadError, WouldDeadlockError
 from .domain.asks import ASKS
 from .domain.errors import RuntimeClosedError
 from .domain.ingress import Content
 from .domain.protocol import ReleaseReceipt
-from .domain.slot_messages import Receipt
 from .domain.spec import AgentSpec
 from .domain.transcript import TranscriptMessage
 from .domain.wait_book import ProviderWait
@@ -198,14 +197,21 @@ class HostedRuntime:
         found: RuntimeStatus = self._call(read, True)
         return found
 
-    def _call(self, afn: Callable[[Runtime], Awaitable[Any]], block: bool) -> Any:
+    def _check_open(self) -> tuple[HostedSystem, Runtime]:
         host, runtime = self._host, self._runtime
         if host is None or runtime is None:
             raise _not_open()
+        return host, runtime
+
+    def _call(self, afn: Callable[[Runtime], Awaitable[Any]], block: bool) -> Any:
+        host, runtime = self._check_open()
+        waiting = chain()
 
         async def call(open_: Runtime) -> Any:
             try:
-                return await afn(open_)
+                # Called from a tool's thread, this must not wait for who waits for that tool.
+                with in_chain(*waiting):
+                    return await afn(open_)
             except ActorDeadError as error:
                 raise _not_open() from error
 
@@ -247,12 +253,18 @@ class HostedAgent:
         channel: str | None = None,
         block: bool = True,
     ) -> Any:
-        """Accept a message durably. As `AgentHandle.send`; `block=False` gives a future."""
+        """Accept a message durably. As `AgentHandle.send`; `block=False` gives a future.
 
-        async def send(runtime: Runtime) -> Receipt:
-            return await self._handle.send(content, author, id=id, wake=wake, channel=channel)
-
-        return self._host._call(send, block)
+        What one thread sends is accepted in its order, also with `block=False`: it is handed over
+        before this returns, and a malformed message is refused here.
+        """
+        self._host._check_open()
+        if block:
+            _refuse_on_loop("send")
+        handed = self._handle.hand_over(content, author, id=id, wake=wake, channel=channel)
+        if block:
+            return handed.get()
+        return handed
 
     def wait_idle(self, *, block: bool = True) -> Any:
         """Wait until nothing is to do but what is held. As `AgentHandle.wait_idle`."""
