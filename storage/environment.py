@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import lmdb
 import lmdb.verify
@@ -38,6 +38,11 @@ from .errors import (
 from .forks import dismiss, remember
 from .locks import FILE_MODE
 from .tables import TABLES
+
+# What the rest of the room may name of the engine.
+EngineError = lmdb.Error
+Transaction: TypeAlias = "lmdb.Transaction[bytes]"
+Database: TypeAlias = lmdb._Database
 
 TABLES_MAX: Final = 128
 READERS_MAX: Final = 126
@@ -105,7 +110,7 @@ class Environment:
         self.read_only = read_only
         self._map_bytes = map_bytes
         self._env: lmdb.Environment | None = None
-        self._tables: dict[str, lmdb._Database] = {}
+        self._tables: dict[str, Database] = {}
         self._identity: tuple[int, int] | None = None
         self._forked: list[lmdb.Environment] | None = None
         self._between = threading.Lock()
@@ -114,7 +119,7 @@ class Environment:
         remember(self)
 
     @property
-    def tables(self) -> dict[str, lmdb._Database]:
+    def tables(self) -> dict[str, Database]:
         return self._tables
 
     @property
@@ -130,7 +135,7 @@ class Environment:
         self._writer = threading.get_ident()
 
     @contextmanager
-    def writing(self) -> Iterator[lmdb.Transaction[bytes]]:
+    def writing(self) -> Iterator[Transaction]:
         """A write transaction in the writer's thread; aborted unless it was committed."""
         if self._writer != threading.get_ident():
             # The engine accepts it silently, and the next writer then waits for ever.
@@ -142,7 +147,7 @@ class Environment:
             finally:
                 transaction.abort()
 
-    def commit(self, transaction: lmdb.Transaction[bytes]) -> None:
+    def commit(self, transaction: Transaction) -> None:
         """Commit, synced."""
         transaction.commit()
 
@@ -253,12 +258,12 @@ class Environment:
             raise StoreClosedError("the store is closed; nothing was done; open it again")
         return self._env
 
-    def _table(self, name: str) -> lmdb._Database | None:
+    def _table(self, name: str) -> Database | None:
         """None: opened to look at a store of an older version, which lacked it."""
         self._handle()
         return self._tables.get(name)
 
-    def _begin_read(self) -> lmdb.Transaction[bytes]:
+    def _begin_read(self) -> Transaction:
         handle = self._handle()
         try:
             return handle.begin()

@@ -83,7 +83,7 @@ class InvalidRequestError(StorageError, ValueError):
 class RequestTooLargeError(InvalidRequestError):
     """A request exceeds the store's limits; nothing of its batch was taken."""
 
-    code = "request_too_large"
+    code = "store_request_too_large"
     field: str
     size: int
     limit: int

@@ -19,7 +19,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
-import lmdb
 from msgspec.structs import replace
 
 from . import codec
@@ -32,7 +31,7 @@ from .directory import (
     read_identity,
     was_closed_cleanly,
 )
-from .environment import Environment, typed, verify_file
+from .environment import EngineError, Environment, typed, verify_file
 from .errors import (
     DamagedStoreError,
     InvalidRequestError,
@@ -128,7 +127,7 @@ class LmdbStore:
         )
         try:
             return opening.look(state) if read_only else opening.run(state, create, process)
-        except (OSError, lmdb.Error) as error:
+        except (OSError, EngineError) as error:
             raise typed(error, state, "opening the store") from error
 
     @property
@@ -268,7 +267,7 @@ class LmdbStore:
     def _close_cleanly(self) -> None:
         """Record a clean close, if no other process has the store open. Never fails a close."""
         write_lock, open_lock = self._locks
-        with suppress(StorageError, lmdb.Error, OSError):
+        with suppress(StorageError, EngineError, OSError):
             # A close that can't be recorded is an unclean one: the next open looks longer.
             write_lock.acquire(1.0)
             if not open_lock.acquire_nowait():

@@ -15,8 +15,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-import lmdb
-
 from . import codec
 from .batch import (
     Batch,
@@ -26,6 +24,7 @@ from .batch import (
     Written,
     decide,
 )
+from .environment import Database, Transaction
 from .errors import DamagedStoreError, UnreadableRecordError
 from .keys import encode_key
 from .store import Committed, NotStored, Outcome, Record, Refusal, Refused, Row, Value
@@ -43,9 +42,7 @@ PRUNED_ROWS_MAX: Final = 4_096
 class BatchTransaction:
     """A write transaction and what it has read."""
 
-    def __init__(
-        self, transaction: lmdb.Transaction[bytes], tables: Mapping[str, lmdb._Database], path: str
-    ) -> None:
+    def __init__(self, transaction: Transaction, tables: Mapping[str, Database], path: str) -> None:
         self._transaction = transaction
         self._tables = tables
         self._path = path
