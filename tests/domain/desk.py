@@ -1,0 +1,118 @@
+"""The lower half of the domain without a runtime: a journal on a store in memory, and what asks it.
+
+A store here counts what it is handed, and can be told what becomes of its next batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+
+from abeyance.actors.core import (
+    ActorSystem,
+    AskTable,
+    ChildSpec,
+    Clock,
+    Supervisor,
+    SupervisorSpec,
+    TrioActorRef,
+)
+from abeyance.actors.domain.asks import ASKS
+from abeyance.actors.domain.journal import Journal
+from abeyance.actors.testing import WallClock
+from abeyance.storage import codec
+from abeyance.storage.errors import DiskFullError
+from abeyance.storage.memory import MemoryStore
+from abeyance.storage.store import Append, Done, Put, Request, Store
+from abeyance.storage.tables.ownership import Owner
+from abeyance.storage.tables.waits import LogLine
+
+
+def disk_full() -> DiskFullError:
+    return DiskFullError("no room; nothing of this commit is stored; make room", path="memory")
+
+
+class DeskStore(MemoryStore):
+    """A store in memory that remembers its batches, and fails or refuses those it is told to."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.batches: list[tuple[Request, ...]] = []
+        self.fate: Callable[[int], Exception | None] = lambda number: None
+        """Of each batch that writes, by number from 0: the error it fails with, or None."""
+        self._writes = 0
+
+    def submit(self, batch: Sequence[Request], done: Done) -> None:
+        if any(request.ops for request in batch):
+            self.fail_next = self.fate(self._writes)
+            self._writes += 1
+        super().submit(batch, done)
+        self.batches.append(tuple(batch))
+
+    @property
+    def requests(self) -> list[Request]:
+        return [request for batch in self.batches for request in batch]
+
+    def own(self, slot: str, nonce: str | None = None, *, fence: int = 1) -> None:
+        owner = Owner(nonce=self.nonce if nonce is None else nonce, fence=fence)
+        self.commit(Request(puts=(Put("owners", ("slot", slot), codec.encode(owner)),)))
+
+
+def rows(store: Store, table: str, prefix: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], Any]:
+    found = dict(store.scan(table, prefix))
+    bad = [row for row in found.values() if row is None or isinstance(row, Exception)]
+    assert not bad, bad
+    return {key: row.record for key, row in found.items()}  # type: ignore[union-attr]
+
+
+def line(text: str) -> Append:
+    return Append("log", codec.encode(LogLine(event="tested", text=text, at_ms=1)))
+
+
+def lines(store: Store) -> list[str]:
+    return [record.text for record in rows(store, "log").values()]
+
+
+@asynccontextmanager
+async def desk(
+    store: Store,
+    *children: ChildSpec,
+    clock: Clock | None = None,
+    lost: Callable[[Exception], None] | None = None,
+) -> AsyncIterator[Supervisor]:
+    """A journal and what is to ask it, under a supervisor that a test may kill much of."""
+
+    def ended(error: Exception) -> None:
+        raise AssertionError("the store was lost") from error
+
+    # Domain handlers suspend once at most; `debug` holds them to it.
+    system = ActorSystem(
+        asks=AskTable(ASKS), clock=clock or WallClock(), ask_timeout_s=None, debug=True, seed=1
+    )
+    async with system:
+        journal = ChildSpec("journal", Journal, (store, lost or ended), name="journal")
+        yield await system.start_supervisor(
+            SupervisorSpec("desk", children=(journal, *children), intensity=1_000)
+        )
+
+
+async def kill_after(ref: TrioActorRef[Any], ticks: int) -> None:
+    """Kill an actor once the loop has gone round so many times."""
+    for _ in range(ticks):
+        await trio.lowlevel.checkpoint()
+    ref.kill("a test")
+
+
+async def outcomes_of(futures: Iterable[Any]) -> list[Any]:
+    """What each future came to; an error in its place."""
+    found = []
+    with trio.fail_after(60):
+        for future in futures:
+            try:
+                found.append(await future)
+            except Exception as error:
+                found.append(error)
+    return found
