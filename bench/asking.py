@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -43,11 +44,11 @@ def ask_from_trio(scale: Scale) -> list[Result]:
     return trio.run(_ask_from_trio, scale)
 
 
-def _pipelined(ref: Any) -> Piece:
+def _pipelined(ref: Any, **deadline: float) -> Piece:
     def piece(count: int) -> float:
         start = time.perf_counter()
         for first in range(0, count, _IN_FLIGHT):
-            pykka.get_all([ref.ask(first + n, block=False) for n in range(_IN_FLIGHT)])
+            pykka.get_all([ref.ask(first + n, block=False, **deadline) for n in range(_IN_FLIGHT)])
         return (time.perf_counter() - start) * count / (-(-count // _IN_FLIGHT) * _IN_FLIGHT)
 
     return piece
@@ -55,13 +56,17 @@ def _pipelined(ref: Any) -> Piece:
 
 def ask_from_host(scale: Scale) -> list[Result]:
     with HostedSystem(), pykka_counter() as peer:
-        rates = in_turns_sync(scale, _pipelined(HostCounter.start()), _pipelined(peer))
+        ref = HostCounter.start()
+        rates = in_turns_sync(scale, _pipelined(ref), _pipelined(peer))
+        # Pykka's asks carry no deadline; ours do unless they are told not to.
+        endless = in_turns_sync(scale, _pipelined(ref, timeout=math.inf), _pipelined(peer))
     return [
         ratio_of(
             "ask-host-1000",
-            f"asks from a host thread, {_IN_FLIGHT} in flight",
-            "pykka.ThreadingActor, the same",
+            f"asks from a host thread, {_IN_FLIGHT} in flight, each with a deadline",
+            "pykka.ThreadingActor, the same without deadlines",
             rates,
             Bound(floor=4.4, goal=5),
+            beside={"x_without_deadline": ratio_of("", "", "", endless).figure.median},
         )
     ]

@@ -108,7 +108,7 @@ async def _crash(scale: Scale) -> list[Result]:
         (ChildSpec("fragile", _Fragile),),
         intensity=10**9,
         # Without the pause that restarts after the first would make: the machinery is measured.
-        backoff=Backoff(initial_s=0.0, max_s=0.0, jitter=0.0),
+        backoff=Backoff(initial_s=0.0, max_s=0.0, factor=1.0, jitter=0.0),
     )
     async with ActorSystem() as system:
         ref = (await system.start_supervisor(spec)).refs["fragile"]
