@@ -36,3 +36,28 @@ def test_named_interpreter_that_cannot_serve_is_refused_with_what_to_do(tmp_path
 @pytest.mark.parametrize("where", ["/", "/tmp"])
 def test_script_runs_from_any_directory(where: str) -> None:
     assert "./dev test" in succeed(ROOT / "dev", "help", cwd=Path(where))
+
+
+def _set_up_commands() -> list[str]:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = readme.split("\n## Set up\n", 1)[1].split("\n## ", 1)[0]
+    blocks = re.findall(r"^```sh\n(.*?)^```$", section, re.M | re.S)
+    return [line for block in blocks for line in block.splitlines()]
+
+
+def test_readme_sets_up_with_exactly_two_commands() -> None:
+    assert _set_up_commands() == ["./dev demo", "./dev test"]
+
+
+def test_continuous_integration_ends_with_the_readmes_own_test_command() -> None:
+    lines = (ROOT / ".ci" / "run").read_text(encoding="utf-8").rstrip().splitlines()
+    assert lines[-1] == _set_up_commands()[-1]
+
+
+def test_make_forwards_every_command() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (targets,) = re.findall(r"^\.PHONY: (.*)$", makefile, re.M)
+    script = (ROOT / "dev").read_text(encoding="utf-8")
+    (accepted,) = re.findall(r"^(demo \|[\w |]+)\) set_up ;;$", script, re.M)
+    commands = {name.strip() for name in accepted.split("|")}
+    assert set(targets.split()) == commands - {"python"} | {"help"}
