@@ -1,7 +1,7 @@
 """The command line: what an operator asks of a running host or of a stopped store.
 
 Exit codes: 0 done; 1 refused, failed, or a demo line that does not hold; 2 a state directory that
-cannot be used, or a usage mistake. Each failure is one line on stderr; with `--json` also an object
+cannot be used, or a usage mistake; 130 Ctrl-C. Each failure is one line on stderr; with `--json` also an object
 `{"error": {"code", "text", "field"}}` on stdout.
 
 Invariants:
@@ -36,16 +36,27 @@ from abeyance.storage.errors import (
     NoFileLocksError,
     ReadOnlyStoreError,
     StorageError,
+    StoreIOError,
 )
 
-from .client import ControlClient, NoHostError
-from .protocol import EVERY_MODEL, ReleaseReport, StatusReport, WaitReport, WaitsReport
+from .client import ControlClient, HostForbiddenError, NoHostError
+from .protocol import (
+    EVERY_MODEL,
+    ReleaseReport,
+    StateUnusableError,
+    StatusReport,
+    WaitReport,
+    WaitsReport,
+)
 from .render import json_text, print_release, print_status, print_waits
 from .stopped import StoppedStore
 
 OK: Final = 0
 FAILED: Final = 1
 UNUSABLE: Final = 2
+INTERRUPTED: Final = 130
+TRACEBACK: Final = "ABEYANCE_TRACEBACK"
+"""Set in the environment, it lets an unexpected error through with its traceback."""
 
 app = typer.Typer(
     name="abeyance",
@@ -70,10 +81,13 @@ _BAD_STATE: Final = (
     DamagedStoreError,
     DiskFullError,
     ForeignDirectoryError,
+    HostForbiddenError,
     MissingStoreError,
     NewerFormatError,
     NoFileLocksError,
     ReadOnlyStoreError,
+    StateUnusableError,
+    StoreIOError,
 )
 
 
@@ -90,7 +104,7 @@ def open_target(directory: Path, *, writing: bool = False) -> Target:
     """Reach the host of a state directory, or open its store where no host runs.
 
     Raises:
-        StateDirectoryError: There is no store there, or it cannot be opened.
+        StorageError: There is no store there, or it cannot be opened; each kind says why.
         HostSilentError: A host is there and does not answer.
     """
     try:
@@ -222,7 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except (KeyboardInterrupt, typer.Abort):
-        return _fail("interrupted", "interrupted", FAILED, given)
+        return _fail("interrupted", "interrupted", INTERRUPTED, given)
     except _USAGE as error:
         usage: Any = error
         return _fail("usage", f"{usage.format_message()} (see abeyance --help)", UNUSABLE, given)
@@ -231,6 +245,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(error.code, str(error), exit_code, given, getattr(error, "field", None))
     except OSError as error:
         return _fail("system", f"{error.filename}: {error.strerror}", UNUSABLE, given)
+    except Exception as error:  # A fault of ours: a line, too.
+        if os.environ.get(TRACEBACK):
+            raise
+        text = f"internal error: {error!r}; run it again with {TRACEBACK}=1 to see where"
+        return _fail("internal", text, FAILED, given)
+    if outcome == INTERRUPTED:  # How newer parsers report Ctrl-C.
+        return _fail("interrupted", "interrupted", INTERRUPTED, given)
     return outcome if isinstance(outcome, int) else OK
 
 

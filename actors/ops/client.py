@@ -57,6 +57,12 @@ class HostSilentError(ControlError):
     code = "host_silent"
 
 
+class HostForbiddenError(ControlError):
+    """The host's socket is not this user's to open. Nothing was done."""
+
+    code = "host_forbidden"
+
+
 class RefusedByHostError(ControlError):
     """The host refused the request or failed it. Attributes: `remote_code`, `field`."""
 
@@ -81,6 +87,7 @@ class ControlClient:
         timeout_s: Bounds connecting, and each reply.
     Raises:
         NoHostError: There is no socket, or nobody listens on it.
+        HostForbiddenError: The socket is another user's.
         HostSilentError: Somebody listens and does not say hello.
         UnsupportedProtocolError: The host speaks another version of the protocol.
     """
@@ -215,6 +222,17 @@ def _connect(directory: Path, timeout_s: float) -> socket.socket:
         connection.close()
         raise NoHostError(
             f"no running host serves {directory / SOCKET_NAME}; nothing was done; start the host"
+        ) from None
+    except PermissionError:
+        connection.close()
+        raise HostForbiddenError(
+            f"{directory / SOCKET_NAME} belongs to another user; nothing was done; ask as the user "
+            "who runs the host"
+        ) from None
+    except (TimeoutError, BlockingIOError):
+        connection.close()
+        raise HostSilentError(
+            f"the host of {directory} takes no connection; nothing was done; look at the host"
         ) from None
     except BaseException:
         connection.close()

@@ -66,6 +66,12 @@ class UnsupportedProtocolError(ControlError):
     code = "unsupported_protocol"
 
 
+class StateUnusableError(ControlError):
+    """A directory that was named cannot be worked in. It was left as it is."""
+
+    code = "state_unusable"
+
+
 class RequestTooLargeError(ControlError):
     """The line is longer than the bound; nothing was done and the connection is closed."""
 

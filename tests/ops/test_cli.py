@@ -20,6 +20,7 @@ from abeyance.actors.ops import cli, render
 from abeyance.actors.ops.address import SOCKET_NAME
 from abeyance.actors.ops.client import ControlClient
 from abeyance.actors.ops.protocol import ReleasedReport, ReleaseReport, WaitReport
+from abeyance.storage.errors import DiskFullError, ReadOnlyStoreError, StoreIOError
 from abeyance.storage.lmdb_store import LmdbStore
 
 NOW_MS = 1_791_374_400_000
@@ -352,6 +353,48 @@ async def test_bad_state_directory_is_one_line_exit_code_2_and_nothing_is_damage
     found = json.loads(printed.out)["error"]["code"]
     assert found == code or (found == "foreign_directory" and verb[0] == "release")
     assert contents(state) == before
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        DiskFullError("no room; make room", path="x"),
+        ReadOnlyStoreError("x can't be written; see its mode", path="x"),
+        StoreIOError("reading failed; see the cause", path="x", errno=5),
+        PermissionError(13, "Permission denied", "x"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_state_directory_that_the_system_refuses_is_exit_code_2(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(LmdbStore, "open", refuse)
+    assert await run("status", str(tmp_path)) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+async def test_fault_of_the_program_is_one_line_and_its_traceback_on_request(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(LmdbStore, "open", fail)
+    assert await run("status", str(tmp_path)) == 1
+    printed = capsys.readouterr().err
+    assert printed == (
+        "abeyance: internal error: KeyError('a bug'); run it again with ABEYANCE_TRACEBACK=1 to "
+        "see where\n"
+    )
+    monkeypatch.setenv(cli.TRACEBACK, "1")
+    with pytest.raises(KeyError):
+        await run("status", str(tmp_path))
 
 
 async def test_process_of_its_own_prints_one_line_and_no_traceback(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -259,6 +260,33 @@ def test_demo_in_a_directory_that_is_used_leaves_it_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
-    assert cli.main(["demo", "--state", str(tmp_path)]) == 1
+    assert cli.main(["demo", "--state", str(tmp_path)]) == 2
     assert "is not empty; it was left alone" in capsys.readouterr().err
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")
+def test_demo_in_a_directory_that_cannot_be_made_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tmp_path.chmod(0o500)
+    assert cli.main(["demo", "--state", str(tmp_path / "new")]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_interrupted_demo_ends_its_children_and_says_so(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    with subprocess.Popen(
+        [sys.executable, "-m", "abeyance.actors.ops.cli", "demo", "--state", str(root)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "COLUMNS": "80"},
+    ) as demo_process:
+        assert demo_process.stdout is not None
+        while b"runs ana and bo" not in (line := demo_process.stdout.readline()):
+            assert line, "the demo ended by itself"
+        demo_process.send_signal(signal.SIGINT)
+        _, errors = demo_process.communicate(timeout=20)
+    assert errors == b"abeyance: interrupted\n"
+    assert demo_process.returncode == 130
+    assert not any(map(is_locked, (root / "state" / "store" / "owners").iterdir()))

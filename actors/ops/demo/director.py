@@ -25,6 +25,7 @@ from typing import Any, Final
 import trio
 from rich.console import Console
 
+from ..protocol import StateUnusableError
 from .audit import DemoReport, Evidence, audit
 from .children import (
     Child,
@@ -68,28 +69,33 @@ def run_demo(options: DemoOptions, console: Console | None = None) -> DemoReport
         console: Where to show it as it happens; None shows nothing.
     Raises:
         DemoError: It could not be played to its end; every child is ended.
+        StateUnusableError: The directory is not empty, or cannot be made; it was left alone.
+        KeyboardInterrupt: Ctrl-C; every child is ended.
     """
     _check(options)
     with _site(options) as root:
         director = _Director(options, root, Stage(console))
         try:
             trio.run(director.run)
-        except* DemoError as group:
-            raise _first(group) from None
-        except* trio.TooSlowError:
-            raise DemoError(
-                f"a step took too long; the children are ended; their state is in {root} if it "
-                "was kept (--keep)"
-            ) from None
+        except BaseExceptionGroup as group:
+            raise _cause(group, root) from None
         return director.report()
 
 
-def _first(group: BaseExceptionGroup[DemoError]) -> DemoError:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, DemoError)
-    return error
+def _cause(group: BaseExceptionGroup[BaseException], root: Path) -> BaseException:
+    """What a caller is told: the one cause, not the nurseries it came through."""
+    for kind in (KeyboardInterrupt, DemoError):
+        found: BaseException | None = group.subgroup(kind)
+        while isinstance(found, BaseExceptionGroup):
+            found = found.exceptions[0]
+        if found is not None:
+            return found
+    if group.subgroup(trio.TooSlowError) is not None:
+        return DemoError(
+            f"a step took too long; every child is ended; what it left is in {root} if it was kept "
+            "(--keep)"
+        )
+    return group
 
 
 def _check(options: DemoOptions) -> None:
@@ -113,11 +119,11 @@ def _site(options: DemoOptions) -> Iterator[Path]:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
             used = any(root.iterdir())
         except OSError as error:
-            raise DemoError(
-                f"{root} cannot be used ({error.strerror}); nothing was started"
+            raise StateUnusableError(
+                f"{root} cannot be used ({error.strerror}); nothing was started; name another"
             ) from None
         if used:
-            raise DemoError(
+            raise StateUnusableError(
                 f"{root} is not empty; it was left alone and nothing was started; name a new one"
             )
         yield root

@@ -210,7 +210,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         trio.run(_run, options)
     except* (AbeyanceError, StorageError) as group:
         failed = True
-        say("failed", text=str(group.exceptions[0]))
+        error = group.exceptions[0]
+        cause = "" if error.__cause__ is None else f" ({error.__cause__!r})"
+        say("failed", text=f"{error}{cause}")
     return 1 if failed else 0
 
 
