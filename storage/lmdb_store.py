@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -57,6 +58,8 @@ LIMITS: Final = Limits(ops_max=10_000, payload_bytes_max=64 * 2**20)
 LOCK_TIMEOUT_S: Final = 30.0
 CHANGES_KEPT: Final = 10_000
 SCAN_ROWS_MAX: Final = 4_096
+ONE_STATE_ROWS: Final = 1_000
+"""A scan with a limit up to here is of one state, however large its rows are."""
 SCAN_BYTES_MAX: Final = 16 * 2**20
 _STORE_KEY: Final = encode_key((str,), ("store",))
 
@@ -109,15 +112,16 @@ class LmdbStore:
             map_bytes: Address space to begin with. Sparse: no disk is taken for it.
             map_bytes_max: Where growth stops.
             lock_timeout_s: Seconds to wait for another process's write batch.
-            changes_kept: Revisions whose changes are kept.
+            changes_kept: Revisions whose changes are kept; at least 1.
         Raises:
             MissingStoreError, ForeignDirectoryError, NewerFormatError, StoreEmptiedError,
             DamagedStoreError, ReadOnlyStoreError, DiskFullError, StoreIOError, AlreadyOpenError,
             NoFileLocksError, LockTimeoutError: It was not opened; nothing in it was changed.
         """
-        state = Path(path)
+        # Absolute, so that a later chdir moves nothing.
+        state = Path(path).absolute()
         opening = _Opening(
-            clock_ms, map_bytes, map_bytes_max, Settings(lock_timeout_s, changes_kept)
+            clock_ms, map_bytes, map_bytes_max, Settings(lock_timeout_s, max(1, changes_kept))
         )
         process = Process(
             pid=os.getpid() if pid is None else pid,
@@ -183,7 +187,10 @@ class LmdbStore:
         limit: int | None = None,
         reverse: bool = False,
     ) -> Iterator[tuple[Key, Row | Exception]]:
-        """See `Store.scan`. One transaction copies up to `SCAN_ROWS_MAX` rows or 16 MiB."""
+        """See `Store.scan`.
+
+        One transaction copies up to 4,096 rows or 16 MiB; with a limit of up to 1,000 rows, all.
+        """
         self._check_open()
         shape = _table(table).key
         start = encode_prefix(shape, prefix)
@@ -234,6 +241,7 @@ class LmdbStore:
     ) -> Iterator[tuple[Key, Row | Exception]]:
         left = limit
         more = True
+        whole = limit is not None and limit <= ONE_STATE_ROWS
         while more and (left is None or left > 0):
             self._check_open()
             rows, more = self._environment.page(
@@ -242,7 +250,7 @@ class LmdbStore:
                 after=after,
                 reverse=reverse,
                 rows_max=SCAN_ROWS_MAX if left is None else min(left, SCAN_ROWS_MAX),
-                bytes_max=SCAN_BYTES_MAX,
+                bytes_max=sys.maxsize if whole else SCAN_BYTES_MAX,
             )
             if left is not None:
                 left -= len(rows)

@@ -13,7 +13,7 @@ from typing import Any
 import lmdb
 import pytest
 
-from abeyance.storage import codec, writer
+from abeyance.storage import codec, lmdb_store, writer
 from abeyance.storage.environment import Environment
 from abeyance.storage.errors import (
     CommitFailedError,
@@ -340,6 +340,32 @@ def test_a_close_services_the_batch_it_waits_for(
     store.submit([rows.cas(A, 0)], answers.append)
     store.close()
     assert isinstance(answers[-1][0], Committed)
+
+
+def test_a_long_scan_is_cut_into_transactions_and_reads_every_row_once(
+    lmdb_opener: Any, rows: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lmdb_store, "SCAN_ROWS_MAX", 7)
+    store = lmdb_opener.open()
+    store.commit(*(Request(puts=(rows.put(("a", n)),)) for n in range(50)))
+    for reverse in (False, True):
+        numbers = [key[1] for key, _ in store.scan("wakes", ("a",), reverse=reverse)]
+        assert numbers == sorted(range(50), reverse=reverse)
+    scan = store.scan("wakes")
+    assert next(scan)[0] == ("a", 0)
+    store.commit(Request(deletes=(Delete("wakes", ("a", 6)), Delete("wakes", ("a", 20)))))
+    assert [key[1] for key, _ in scan] == [n for n in range(1, 50) if n != 20]
+
+
+def test_a_store_opened_by_a_relative_path_stays_where_it_is(
+    tmp_path: Path, rows: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = LmdbStore.open("state", clock_ms=lambda: 1)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert isinstance(store.commit(rows.cas(A, 0))[0], Committed)
+    store.close()
 
 
 # --- rows that can't be read
