@@ -475,7 +475,11 @@ class Supervisor:
         if earlier == 0:
             return 0.0
         backoff = self.spec.backoff
-        wait_s = min(backoff.max_s, backoff.initial_s * backoff.factor ** (earlier - 1))
+        try:
+            grown_s = backoff.initial_s * backoff.factor ** (earlier - 1)
+        except OverflowError:  # 2.0 ** 1024 is, and a group may be allowed more restarts.
+            grown_s = backoff.max_s
+        wait_s = min(backoff.max_s, grown_s)
         return wait_s * (1 + backoff.jitter * (2 * self.system.random.random() - 1))
 
     def _affected(self, id_: str) -> list[_ActorChild | Supervisor]:

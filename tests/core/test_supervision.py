@@ -223,6 +223,16 @@ async def test_backoff_starts_anew_when_a_period_has_passed(autojump_clock):
     assert [round(at) for at in starts] == [0, 0, 11, 22, 33, 44]
 
 
+async def test_backoff_is_bounded_however_many_restarts_a_period_may_see(autojump_clock):
+    async with ActorSystem() as system:
+        supervisor = await group(
+            system, [], "a", intensity=10_000, period_s=1e9, backoff=Backoff(1.0, 2.0, 2.0, 0.0)
+        )
+        for _ in range(1_100):
+            supervisor.refs["a"].tell("boom")
+        assert await supervisor.refs["a"].ask("x", timeout=1e6) == 1_101
+
+
 async def test_jitter_is_repeated_by_the_seed(autojump_clock):
     async def run(seed):
         journal = []
