@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,18 @@ CHILDREN = Path(__file__).parent / "children"
 
 def _open(state: Path, **options: Any) -> LmdbStore:
     return LmdbStore.open(state, clock_ms=lambda: 5, **options)
+
+
+def _open_in_a_child(state: Path) -> subprocess.CompletedProcess[str]:
+    """Open where the engine may end the process; prints the name of what was raised."""
+    script = (
+        "import sys\nfrom abeyance.storage.lmdb_store import LmdbStore\n"
+        "try: LmdbStore.open(sys.argv[1], clock_ms=lambda: 1)\n"
+        "except Exception as error: print(type(error).__name__)\n"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", script, str(state)], capture_output=True, text=True, check=False
+    )
 
 
 def _files(path: Path) -> dict[str, bytes]:
@@ -256,14 +269,7 @@ def test_a_clean_close_spares_the_next_open_the_long_look(
 def test_a_refused_store_does_not_kill_the_process_that_looks(state: Path) -> None:
     """In a child, since the engine would end this process if it were given the file."""
     _truncate_to(0.5)(state)
-    script = (
-        "import sys\nfrom abeyance.storage.lmdb_store import LmdbStore\n"
-        "try: LmdbStore.open(sys.argv[1], clock_ms=lambda: 1)\n"
-        "except Exception as error: print(type(error).__name__)\n"
-    )
-    found = subprocess.run(
-        [sys.executable, "-c", script, str(state)], capture_output=True, text=True, check=False
-    )
+    found = _open_in_a_child(state)
     assert (found.returncode, found.stdout) == (0, "DamagedStoreError\n")
 
 
@@ -430,6 +436,20 @@ def test_a_full_disk_is_named_and_nothing_is_left_half_made(small_disk: Path) ->
     assert type(caught.value).__name__ == "DiskFullError"
     if (small_disk / "state").exists():
         assert list((small_disk / "state").iterdir()) == []
+
+
+def test_a_lock_file_without_room_is_an_error_and_not_the_end_of_the_process(
+    small_disk: Path,
+) -> None:
+    """The engine maps that file: a hole in it on a full disk would be SIGBUS."""
+    state = small_disk / "state"
+    _open(state).close()
+    (state / "store" / "lock.mdb").unlink()
+    with (small_disk / "filler").open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    found = _open_in_a_child(state)
+    assert (found.returncode, found.stdout) == (0, "DiskFullError\n")
 
 
 @pytest.mark.parametrize("how", ["limit", "disk"])

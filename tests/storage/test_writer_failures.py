@@ -220,7 +220,16 @@ def test_a_file_that_another_process_grew_is_read_and_written(
     )
     if first == "read":
         assert len(list(store.scan("bodies", ("child",)))) == 40
+    reasons = []
+    service = store.service
+
+    def note_service() -> None:
+        reasons.append(store._writer._wanted)
+        service()
+
+    store.service = note_service
     assert isinstance(store.commit(rows.cas(A, 1))[0], Committed)
+    assert reasons == (["resized"] if first == "write" else [])
     assert len(list(store.scan("bodies", ("child",)))) == 40
 
 
