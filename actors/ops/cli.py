@@ -1,8 +1,8 @@
 """The command line: what an operator asks of a running host or of a stopped store.
 
 Exit codes: 0 done; 1 refused, failed, or a demo line that does not hold; 2 a state directory that
-cannot be used, or a usage mistake; 130 Ctrl-C. Each failure is one line on stderr; with `--json` also an object
-`{"error": {"code", "text", "field"}}` on stdout.
+cannot be used, or a usage mistake; 130 Ctrl-C. Each failure is one line on stderr; with `--json`
+also an object `{"error": {"code", "text", "field"}}` on stdout.
 
 Invariants:
     I1  A running host is asked through its control socket; only where none answers is the store

@@ -43,6 +43,12 @@ class ChildDiedError(DemoError):
     code = "child_died"
 
 
+class ChildSilentError(DemoError):
+    """A child process lives and does not answer."""
+
+    code = "child_silent"
+
+
 class RefusedByChildError(DemoError):
     """The host refused a command. Attribute `remote_code`."""
 
@@ -142,12 +148,19 @@ class Child:
         Raises:
             ChildDiedError: The host died first; whether it was done is unknown.
             RefusedByChildError: The host refused it.
+            ChildSilentError: The host lives and did not answer within `ANSWER_S_MAX`.
         """
         number = next(self._numbers)
         since = len(self.events)
         await self.tell(do, n=number, **fields)
-        with trio.fail_after(ANSWER_S_MAX):
+        answer: Event | None = None
+        with trio.move_on_after(ANSWER_S_MAX):
             answer = await self.wait_event(lambda event: event.get("n") == number, since)
+        if answer is None:
+            raise ChildSilentError(
+                f"the host (pid {self.pid}) did not answer {do!r} within {ANSWER_S_MAX:g} s; its "
+                f"last event was {self.events[-1:]}; look at its stderr"
+            )
         if answer["event"] == "refused":
             raise RefusedByChildError(answer["text"], remote_code=answer["code"])
         return answer["result"]
