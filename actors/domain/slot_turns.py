@@ -238,11 +238,13 @@ def has_done(book: SlotBook, message: RecordRound | CloseGap | HoldTurn | EndTur
     if row is None:
         return False
     turn: Turn = row.record
+    # What keeps the lease is its holder's; behind what gives it back it may have been granted again.
+    holds = book.lease.token == message.token
     match message:
         case RecordRound():
-            return turn.round >= message.round
+            return turn.round >= message.round and (holds or message.final)
         case CloseGap():
-            return turn.round >= message.round and book.lease.gap != message.round
+            return turn.round >= message.round and book.lease.gap != message.round and holds
         case HoldTurn():
             return turn.state == "held"
         case EndTurn():

@@ -14,6 +14,7 @@ import trio
 from abeyance.actors.core import (
     ActorSystem,
     AskTable,
+    Backoff,
     ChildSpec,
     Clock,
     Supervisor,
@@ -95,7 +96,12 @@ async def desk(
     async with system:
         journal = ChildSpec("journal", Journal, (store, lost or ended), name="journal")
         yield await system.start_supervisor(
-            SupervisorSpec("desk", children=(journal, *children), intensity=1_000)
+            SupervisorSpec(
+                "desk",
+                children=(journal, *children),
+                intensity=1_000,
+                backoff=Backoff(initial_s=0.0, max_s=0.0),
+            )
         )
 
 

@@ -1,0 +1,331 @@
+"""Generated lives of a slot, held against a model of lists and sets after every step."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import trio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from abeyance.actors.domain.errors import LeaseLostError
+from abeyance.actors.domain.slot_messages import NothingToDo, Receipt, TurnStart
+
+from .desk import DeskStore, outcomes_of, rows
+from .slots import (
+    SLOT,
+    accept,
+    check,
+    close,
+    end,
+    hold,
+    numbers,
+    record,
+    shown,
+    start,
+    waiting,
+    wakes_of,
+)
+from .test_slot_actor import Room, open_room
+
+OPERATIONS = (
+    *("accept", "accept", "burst", "own", "again", "start", "start", "round", "round"),
+    *("boundary", "boundary", "reply", "hold", "end", "stop", "late", "kill", "crash", "refuse"),
+)
+Step = tuple[str, int]
+
+
+class Model:
+    """What a slot holds, without rows, counters or requests."""
+
+    def __init__(self) -> None:
+        self.transcript: list[str] = []
+        self.inbox: list[tuple[str, bool]] = []
+        self.entries: dict[str, int] = {}
+        self.wakes: set[str] = set()
+        self.given_back = 0
+        self.state = "none"
+        """Of the open turn: none, running, held."""
+        self.turns = 0
+        self.round = 0
+        self.gap: list[str] = []
+        self.attempts = 0
+        self.injects = True
+        self.carried: list[tuple[int, int, list[int], bool]] = []
+
+    def sendable(self) -> list[int]:
+        return [
+            place + 1 for place, row in enumerate(self.transcript) if not row.startswith("marker")
+        ]
+
+    def carry(self) -> None:
+        self.carried.append((self.turns, self.round + 1, self.sendable(), False))
+
+    def sent(self) -> None:
+        self.carried[-1] = (*self.carried[-1][:3], True)
+
+    def accept(self, words: str, own: bool) -> str:
+        if not own:
+            self.wakes.add(words)
+        if self.state == "running" or self.inbox:
+            self.inbox.append((words, own))
+            return "accepted"
+        self.land(words, own)
+        return "stored"
+
+    def land(self, words: str, own: bool) -> None:
+        self.transcript.append(f"{'assistant' if own else 'user'}: {words}")
+
+    def drain(self) -> None:
+        for words, own in self.inbox:
+            self.land(words, own)
+        self.inbox.clear()
+
+    def start(self, injects: bool) -> bool:
+        self.injects = injects
+        if self.state == "running":
+            self.attempts += 1
+            if not self.gap:
+                self.carry()
+            return True
+        if self.state == "none":
+            if not self.wakes and not self.given_back:
+                return False
+            self.turns += 1
+            self.round = 0
+        self.drain()
+        self.wakes.clear()
+        self.given_back = 0
+        self.state, self.attempts = "running", 1
+        self.carry()
+        return True
+
+    def record(self, words: str, calls: list[str]) -> None:
+        self.sent()
+        self.round += 1
+        self.transcript.append(" ".join([f"assistant: {words}", *(f"<{call}>" for call in calls)]))
+        self.gap = calls
+        if not calls:
+            self.over("none")
+
+    def place_results(self) -> None:
+        self.transcript.append("results: " + " ".join(f"={call}" for call in self.gap))
+        self.gap = []
+
+    def boundary(self) -> list[str]:
+        before = len(self.transcript)
+        self.place_results()
+        while self.injects and self.inbox and not self.inbox[0][1]:
+            words, own = self.inbox.pop(0)
+            self.wakes.discard(words)
+            self.land(words, own)
+        self.carry()
+        return self.transcript[before:]
+
+    def over(self, state: str) -> None:
+        self.state = state
+        self.drain()
+
+    def end(self, give_back: bool) -> None:
+        if self.gap:
+            self.place_results()
+        self.transcript.append("marker: over")
+        self.given_back += give_back
+        self.over("none")
+
+
+class Life:
+    """One generated life: each step asks the slot and the model, then compares all they hold."""
+
+    def __init__(self, room: Room, model: Model, turn: TurnStart | None, serial: int) -> None:
+        self.room = room
+        self.model = model
+        self.turn = turn
+        self.serial = serial
+        self.reborn = False
+
+    async def step(self, operation: str, number: int) -> None:
+        await getattr(self, f"do_{operation}")(number)
+        self.compare()
+
+    async def _accept(self, *, own: bool, known: bool) -> None:
+        self.serial += 1
+        words = f"w{self.serial}"
+        message = accept(words, own=own, known=words if known else None)
+        receipt = await self.room.slot.ask(message)
+        assert receipt.state == self.model.accept(words, own)
+        assert receipt.seq > max([0, *self.model.entries.values()])
+        self.model.entries[words] = receipt.seq
+
+    async def do_accept(self, number: int) -> None:
+        await self._accept(own=False, known=bool(number % 2))
+
+    async def do_own(self, number: int) -> None:
+        await self._accept(own=True, known=bool(number % 2))
+
+    async def do_burst(self, number: int) -> None:
+        asked = {}
+        for _ in range(number + 1):
+            self.serial += 1
+            asked[f"w{self.serial}"] = self.room.slot.ask(accept(f"w{self.serial}"))
+        for words, receipt in zip(asked, await outcomes_of(asked.values()), strict=True):
+            assert receipt.state == self.model.accept(words, False)
+            self.model.entries[words] = receipt.seq
+
+    async def do_again(self, number: int) -> None:
+        """The id of a message that is there, with its content."""
+        if not self.model.entries:
+            return
+        words = sorted(self.model.entries)[number % len(self.model.entries)]
+        ids = {row.entry: key[1] for key, row in rows(self.room.store, "ids", (SLOT,)).items()}
+        known = ids[self.model.entries[words]]
+        receipt = await self.room.slot.ask(accept(words, known=known))
+        inboxed = any(words == each for each, _ in self.model.inbox)
+        state: Any = "accepted" if inboxed else "stored"
+        assert receipt == Receipt(known, self.model.entries[words], state)
+
+    async def do_start(self, number: int) -> None:
+        injects = number % 4 != 3
+        granted = await self.room.slot.ask(start(injects=injects))
+        if not self.model.start(injects):
+            assert granted == NothingToDo()
+            return
+        model = self.model
+        assert (granted.turn, granted.round, granted.attempts) == (
+            *(model.turns, model.round, model.attempts),
+        )
+        assert granted.gap == (model.round if model.gap else None)
+        if self.turn is not None:
+            assert granted.token > self.turn.token
+        self.turn = granted
+
+    async def _refused_or(self, allowed: bool, message: Any) -> Any:
+        """Ask; what the turn's state does not allow must be refused, and change nothing."""
+        if allowed:
+            return await self.room.slot.ask(message)
+        if self.reborn:
+            # After a kill it may be taken for one that came back: answered as done, and not done.
+            with suppress(LeaseLostError):
+                await self.room.slot.ask(message)
+            return None
+        with pytest.raises(LeaseLostError):
+            await self.room.slot.ask(message)
+        return None
+
+    @property
+    def _running(self) -> bool:
+        return self.model.state == "running"
+
+    async def do_round(self, number: int) -> None:
+        if self.turn is None:
+            return
+        self.serial += 1
+        calls = [f"c{self.serial}.{each}" for each in range(number % 2 + 1)]
+        allowed = self._running and not self.model.gap
+        message = record(self.turn, self.model.round + 1, f"r{self.serial}", *calls)
+        await self._refused_or(allowed, message)
+        if allowed:
+            self.model.record(f"r{self.serial}", calls)
+
+    async def do_reply(self, number: int) -> None:
+        if self.turn is None:
+            return
+        self.serial += 1
+        allowed = self._running and not self.model.gap
+        message = record(self.turn, self.model.round + 1, f"r{self.serial}")
+        await self._refused_or(allowed, message)
+        if allowed:
+            self.model.record(f"r{self.serial}", [])
+
+    async def do_boundary(self, number: int) -> None:
+        if self.turn is None:
+            return
+        allowed = self._running and bool(self.model.gap)
+        message = close(self.turn, self.model.round, *(self.model.gap or ["c"]))
+        placed = await self._refused_or(allowed, message)
+        if allowed:
+            assert len(placed) == len(self.model.boundary())
+
+    async def do_hold(self, number: int) -> None:
+        if self.turn is None:
+            return
+        allowed = self._running and not self.model.gap
+        await self._refused_or(allowed, hold(self.turn))
+        if allowed:
+            self.model.sent()
+            self.model.over("held")
+
+    async def do_end(self, number: int, *, give_back: bool = False) -> None:
+        if self.turn is None:
+            return
+        message = end(self.turn, *self.model.gap, give_back=give_back)
+        allowed = self._running
+        await self._refused_or(allowed, message)
+        if allowed:
+            self.model.end(give_back)
+
+    async def do_stop(self, number: int) -> None:
+        await self.do_end(number, give_back=True)
+
+    async def do_late(self, number: int) -> None:
+        """An act of a holder that is no more."""
+        if self.turn is None:
+            return
+        old = self.turn._replace(token=self.turn.token - 1)
+        late = (record(old, 1, "x"), close(old, 1, "c"), hold(old), end(old))[number]
+        await self._refused_or(False, late)
+
+    async def do_kill(self, number: int) -> None:
+        self.reborn = True
+        self.room.slot.kill()
+        await trio.lowlevel.checkpoint()
+
+    async def do_refuse(self, number: int) -> None:
+        """The next requests are refused once: their acts are planned anew."""
+        self.room.store.refuse_next = number + 1  # type: ignore[attr-defined]
+        await self._accept(own=False, known=False)
+        self.room.store.refuse_next = 0  # type: ignore[attr-defined]
+
+    def compare(self) -> None:
+        model, store = self.model, self.room.store
+        assert shown(store) == model.transcript
+        assert waiting(store) == [words for words, _ in model.inbox]
+        stand = wakes_of(store)
+        assert {model.entries[words] for words in model.wakes} <= stand
+        assert len(stand) == len(model.wakes) + model.given_back
+        assert [
+            (row.turn, row.round, numbers(row.rows), row.sent)
+            for row in rows(store, "carried", (SLOT,)).values()
+        ] == model.carried
+        check(store)
+
+
+async def live(steps: list[Step]) -> None:
+    store = DeskStore()
+    store.own(SLOT)
+    model, turn, serial = Model(), None, 0
+    left = list(steps)
+    while True:
+        async with open_room(store, "ana") as room:
+            life = Life(room, model, turn, serial)
+            while left:
+                operation, number = left.pop(0)
+                if operation == "crash":
+                    break
+                await life.step(operation, number)
+            else:
+                return
+        turn, serial = life.turn, life.serial
+        crashed = store.reopened(nonce=store.nonce)
+        crashed.__class__ = DeskStore
+        crashed.batches, crashed.fate, crashed._writes = [], lambda number: None, 0  # type: ignore[attr-defined]
+        store = crashed  # type: ignore[assignment]
+
+
+@pytest.mark.behaviour("D-001", "D-006", "D-007", "D-009", "D-016", "D-017", "D-094")
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 3)), max_size=40))
+def test_a_slot_is_what_its_model_is_after_every_step(steps: list[Step]) -> None:
+    trio.run(live, [("accept", 0), ("start", 0), *steps])
