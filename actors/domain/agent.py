@@ -83,7 +83,6 @@ class Agent(TrioActor):
         self._alarm = alarm
         self._ledger = ledger
         self._turn_scope: trio.CancelScope | None = None
-        self._woken = False
         self._looking = False
         """The gate was asked whether the hold still stands; until it answers, that is work."""
         self._released = False
@@ -109,7 +108,6 @@ class Agent(TrioActor):
     def on_receive(self, message: Any) -> Any:
         match message:
             case Woken():
-                self._woken = True
                 if self._view.activity == "resting":
                     self._start()
             case Due():
@@ -148,7 +146,7 @@ class Agent(TrioActor):
             self._rest()
             return
         settings = self._settings
-        self._view.activity, self._woken = "starting", False
+        self._view.activity = "starting"
         start = StartTurn(
             agent=settings.name,
             provider=type(settings.provider).__name__,
@@ -161,10 +159,8 @@ class Agent(TrioActor):
     def _started(self, answer: Answer) -> None:
         start: TurnStart | NothingToDo = answer.unwrap()
         if isinstance(start, NothingToDo):
-            if self._woken:
-                self._start()
-            else:
-                self._rest()
+            # A wake that became durable since is told behind this answer.
+            self._rest()
             return
         self._view.turn = TurnTask(start, self._settings, self._seams)
         self._view.activity = "running"

@@ -14,11 +14,13 @@ from abeyance.actors.core import (
     LATER,
     ActorSystem,
     AskTable,
+    AskTimeoutError,
     ChildSpec,
     Reply,
     SupervisorSpec,
     TrioActor,
 )
+from abeyance.actors.domain.agent import StopTurns
 from abeyance.actors.domain.asks import ASKS
 from abeyance.actors.domain.gate import Gate
 from abeyance.actors.domain.protocol import (
@@ -97,7 +99,7 @@ class Trial:
 
 
 @asynccontextmanager
-async def trial() -> AsyncIterator[Trial]:
+async def trial(restart: Any = "permanent") -> AsyncIterator[Trial]:
     book = Book()
     async with ActorSystem(asks=AskTable(ASKS), ask_timeout_s=None) as system:
         group = await system.start_supervisor(
@@ -106,7 +108,7 @@ async def trial() -> AsyncIterator[Trial]:
                 children=(
                     ChildSpec("ledger", FakeLedger, (book,)),
                     ChildSpec("gate", Gate, lambda refs: ("ana", refs["ledger"])),
-                    ChildSpec("holder", Holder, lambda refs: (refs["gate"],)),
+                    ChildSpec("holder", Holder, lambda refs: (refs["gate"],), restart=restart),
                 ),
             )
         )
@@ -171,6 +173,27 @@ async def test_the_death_of_the_holder_returns_its_permits(autojump_clock: MockC
         assert len(it.kept.permits) == 1, "a permit of the new life is not the old one's"
 
 
+async def test_the_end_of_a_holder_that_is_not_started_again_returns_its_permits(
+    autojump_clock: MockClock,
+) -> None:
+    async with trial(restart="temporary") as it:
+        await it.admit()
+        it.holder.kill()
+        await until(lambda: not it.kept.permits)
+        assert it.kept.returned == 1
+
+
+async def test_an_admission_whose_asker_gave_up_takes_no_permit(autojump_clock: MockClock) -> None:
+    async with trial() as it:
+        it.book.slow = True
+        with pytest.raises(AskTimeoutError):
+            await it.gate.ask(Admit("m", "turn"), timeout=1)
+        it.book.owed[0].set(None)
+        await wait_all_tasks_blocked()
+        assert not it.kept.permits
+        assert it.kept.admitted == 0
+
+
 async def test_the_death_of_holder_and_gate_together_returns_the_permits(
     autojump_clock: MockClock,
 ) -> None:
@@ -212,7 +235,7 @@ async def test_a_settlement_after_the_gates_death_still_counts(autojump_clock: M
 
 
 async def test_the_next_life_of_a_gate_watches_the_holder_again(autojump_clock: MockClock) -> None:
-    async with trial() as it:
+    async with trial(restart="temporary") as it:
         it.gate.kill()
         await until(lambda: it.gate.statistics().incarnation == 2)
         await it.admit()
@@ -245,8 +268,6 @@ async def test_an_admission_that_nobody_waits_for_any_more_gives_its_permit_back
             await ana.wait_idle()
             assert (await shown(ana))[-1] == "assistant: after"
         else:
-            from abeyance.actors.domain.agent import StopTurns
-
             stopped = agent.ask(StopTurns(), block=False)
             await stopped
             go.set()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from abeyance.actors.domain.protocol import RecordWait
 from abeyance.actors.domain.turn import TurnHeld, TurnTask
@@ -400,7 +400,8 @@ async def test_wait_idle_takes_a_hold_whose_wait_has_ended_for_work(
         ana = await world.add([fail(429, retry_after=60), reply("after")])
         await ana.send("go")
         await ana.wait_idle()
-        # The clock steps past the end; the alarm has not looked yet.
+        await wait_all_tasks_blocked()
+        # The clock steps past the end; the alarm looks at it within 30 s.
         world.clock.advance(61_000)
         await ana.wait_idle()
         assert (await shown(ana))[-1] == "assistant: after"

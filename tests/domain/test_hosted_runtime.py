@@ -156,6 +156,7 @@ def test_a_blocking_verb_on_the_loops_thread_is_refused_and_does_nothing(
     ):
         assert isinstance(on_the_loop(host, call), WouldDeadlockError)
     assert [agent.name for agent in host.status().agents] == ["ana"]
+    ana.wait_idle()
     assert not ana.transcript()
 
 

@@ -133,9 +133,14 @@ async def test_the_third_crash_of_a_turn_fails_it_with_a_marker_and_a_closed_gap
     world: World, virtual_time: MockClock, where: str
 ) -> None:
     stop, gate = Stop(), Gate()
-    script = [call_tool("wait")] if where == "in a tool" else [gate] * 3
+    both = (
+        ToolUseBlock(id="c1", name="quick", input={}),
+        ToolUseBlock(id="c2", name="wait", input={}),
+    )
+    script = [reply(*both)] if where == "in a tool" else [gate] * 3
     async with world.open():
-        ana = await world.add([*script, reply("fresh")], tools=[stop.tool()])
+        tools = [tool("quick", lambda: "quick"), stop.tool()]
+        ana = await world.add([*script, reply("fresh")], tools=tools)
         await ana.send("go")
         await (stop.entered.wait() if where == "in a tool" else gate.wait_entered())
         for attempt in (2, 3):
@@ -152,6 +157,8 @@ async def test_the_third_crash_of_a_turn_fails_it_with_a_marker_and_a_closed_gap
         lines = await shown(ana)
         assert lines[-1] == "marker: this turn failed: its task died 3 times"
         assert world.turns()[0].state == "failed"
+        if where == "in a tool":
+            assert lines[-2].startswith("results: =quick =!The outcome of this call is unknown")
         stop.go.set()
         await ana.send("more")
         await ana.wait_idle()

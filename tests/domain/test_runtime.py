@@ -17,7 +17,9 @@ from trio.testing import MockClock
 
 from abeyance.actors import AgentSpec, Tool, open_runtime
 from abeyance.actors import runtime as runtime_module
-from abeyance.actors.domain.agent import Agent
+from abeyance.actors.core import ActorSystem, AskTable
+from abeyance.actors.domain.agent import Agent, StopTurns
+from abeyance.actors.domain.asks import ASKS
 from abeyance.actors.domain.errors import (
     AgentExistsError,
     AgentOwnedElsewhereError,
@@ -28,6 +30,7 @@ from abeyance.actors.domain.errors import (
 )
 from abeyance.actors.domain.gate import Gate as GateActor
 from abeyance.actors.domain.slot import Slot
+from abeyance.actors.domain.slot_messages import ReadOpenTurn
 from abeyance.actors.testing import Gate, ScriptedProvider, call_tool, fail, reply
 from abeyance.storage.errors import StorageError, StoreLostError
 from abeyance.storage.lmdb_store import LmdbStore
@@ -162,6 +165,27 @@ async def test_an_add_that_was_cancelled_can_be_made_again(
             await runtime.agent(f"a{checkpoints}").wait_idle()
 
 
+async def test_an_add_that_is_cancelled_while_its_actors_start_leaves_them_started(
+    world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with trio.CancelScope() as scope:
+        async with world.open() as runtime:
+            started = GateActor.on_start
+
+            def cancel(gate: GateActor) -> None:
+                inner.cancel()
+                started(gate)
+
+            monkeypatch.setattr(GateActor, "on_start", cancel)
+            with trio.CancelScope() as inner:
+                await runtime.add_agent(spec(provider=ScriptedProvider([reply("hello")])))
+            ana = runtime.agent("ana")
+            await ana.send("hi")
+            await ana.wait_idle()
+            assert (await shown(ana))[-1] == "assistant: hello"
+    assert not scope.cancelled_caught
+
+
 async def test_an_agent_whose_actors_do_not_start_leaves_its_names_free(
     world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,6 +297,41 @@ async def test_a_stop_right_after_an_add_does_not_wait_for_anything(
         assert trio.current_time() - before < 1
 
 
+async def test_a_stop_before_an_agent_knows_its_open_turn_is_answered(
+    world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receive, go = Slot.on_receive, trio.Event()
+
+    async def slow(slot: Slot, message: Any) -> Any:
+        if isinstance(message, ReadOpenTurn):
+            await go.wait()
+        return receive(slot, message)
+
+    async with world.open():
+        monkeypatch.setattr(Slot, "on_receive", slow)
+        await world.add([])
+        stopped = world.ref("agent").ask(StopTurns(), block=False)
+        await trio.testing.wait_all_tasks_blocked()
+        go.set()
+        with trio.fail_after(5):
+            await stopped
+
+
+async def test_an_agent_that_was_told_to_stop_starts_no_turn_in_its_next_life(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open():
+        ana = await world.add([reply("never")])
+        agent = world.ref("agent")
+        await agent.ask(StopTurns())
+        agent.kill()
+        await until(lambda: agent.statistics().incarnation == 2)
+        await ana.send("go")
+        await ana.wait_idle()
+        assert world.state().state == "stopping"
+        assert not world.providers[0].requests
+
+
 async def test_a_stop_at_any_step_of_a_turn_loses_nothing_and_takes_no_time(
     world: World, virtual_time: MockClock
 ) -> None:
@@ -377,6 +436,14 @@ async def test_who_waits_for_idleness_at_the_end_is_told_so(
 # -- parked groups -------------------------------------------------------------------------------
 
 
+async def wait_idle(agent: Any, outcomes: list[str]) -> None:
+    try:
+        await agent.wait_idle()
+        outcomes.append("idle")
+    except RuntimeClosedError:
+        outcomes.append("closed")
+
+
 async def crash(ref: Any, times: int) -> None:
     for _ in range(times):
         incarnation = ref.statistics().incarnation
@@ -392,8 +459,9 @@ async def crash(ref: Any, times: int) -> None:
 @pytest.mark.parametrize("actor", ["agent", "gate", "slot"])
 @pytest.mark.parametrize("when", ["idle", "in a call", "in a tool"])
 async def test_a_group_that_crashes_for_ever_is_parked_alone_and_keeps_no_end_waiting(
-    world: World, virtual_time: MockClock, actor: str, when: str
+    world: World, virtual_time: MockClock, nursery: trio.Nursery, actor: str, when: str
 ) -> None:
+    outcomes: list[str] = []
     gate, stop = Gate(), Stop()
     script = {"idle": [], "in a call": [gate], "in a tool": [call_tool("wait")]}[when]
     async with world.open():
@@ -409,8 +477,16 @@ async def test_a_group_that_crashes_for_ever_is_parked_alone_and_keeps_no_end_wa
         await bo.send("hi")
         await bo.wait_idle()
         assert (await shown(bo))[-1] == "assistant: fine"
+        # What the turn comes back with finds nobody: it waits, and must not keep the end waiting.
+        stop.go.set()
+        gate.release()
+        nursery.start_soon(wait_idle, ana, outcomes)
+        await trio.testing.wait_all_tasks_blocked()
         before = trio.current_time()
     assert trio.current_time() - before < 5
+    await until(lambda: len(outcomes) == 1)
+    assert outcomes in (["idle"], ["closed"])
+    assert outcomes == ["closed"] or actor == "slot"
     async with world.open():
         ana = await world.add(lambda request: reply("again"), tools=[tool("wait", lambda: 1)])
         await ana.send("more")
@@ -514,3 +590,28 @@ async def test_the_actors_of_an_agent_are_in_groups_of_their_own(
         await world.add([])
         for actor, kind in (("agent", Agent), ("gate", GateActor), ("slot", Slot)):
             assert world.ref(actor).actor_class is kind
+
+
+async def test_no_handler_of_a_turns_actors_waits_for_anybody(
+    world: World, virtual_time: MockClock
+) -> None:
+    """In debug mode a handler that suspends more than once crashes its actor."""
+    options: dict[str, Any] = {"asks": AskTable(ASKS), "clock": world.clock, "ask_timeout_s": None}
+    async with (
+        ActorSystem(debug=True, **options) as system,
+        open_runtime(
+            world.directory, clock=world.clock, control=False, system=system
+        ) as world.runtime,
+    ):
+        ana = await world.add(
+            [call_tool("t"), fail(429, retry_after=5), fail(500), reply("end")],
+            tools=[tool("t", lambda: "x")],
+        )
+        await ana.send("go")
+        await ana.wait_idle()
+        await trio.sleep(6)
+        await ana.wait_idle()
+        assert (await shown(ana))[-1] == "assistant: end"
+        await world.runtime.release_provider_wait("ana", requester="ops")
+        assert {actor.incarnation for actor in system.actors()} == {1}
+        assert not system.quarantine.total

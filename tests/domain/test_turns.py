@@ -8,6 +8,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from abeyance.actors.core import Answer
+from abeyance.actors.domain.gate import Gate as GateActor
 from abeyance.actors.providers.port import ProviderError, ProviderStalledError
 from abeyance.actors.testing import Gate, call_tool, fail, raise_, reply, stall
 from abeyance.storage.tables.blocks import ToolUseBlock
@@ -209,7 +211,7 @@ async def test_a_turn_fails_with_a_marker_at_its_bound_of_rounds_and_the_next_go
         await ana.send("more")
         await ana.wait_idle()
         assert (await shown(ana))[-1] == "assistant: again"
-        assert "marker" not in " ".join(texts(world.providers[0].requests[-1]))
+        assert "this turn failed" not in " ".join(texts(world.providers[0].requests[-1]))
 
 
 async def test_an_adapter_that_raises_what_no_port_names_fails_the_turn_once_and_the_agent_goes_on(
@@ -366,11 +368,54 @@ async def test_a_provider_error_marks_its_call_as_sent_only_where_it_was(
     unsent = ProviderError("no route", retryable=False, sent=False)
     sent = ProviderStalledError("stalled", retryable=False)
     async with world.open():
-        ana = await world.add([raise_(unsent), raise_(sent)])
-        for word in ("one", "two"):
+        provider = world.provider([raise_(unsent), raise_(sent), raise_(KeyError("late"))])
+        ana = await world.add(provider)
+        for word in ("one", "two", "three"):
             await ana.send(word)
             await ana.wait_idle()
-        assert [row.sent for row in world.rows("carried", "ana")] == [False, True]
+
+        async def early(request: object, on_delta: object) -> None:
+            raise KeyError("before the permit was used")
+
+        provider.call = early  # type: ignore[assignment, method-assign]
+        await ana.send("four")
+        await ana.wait_idle()
+        assert [row.sent for row in world.rows("carried", "ana")] == [False, True, True, False]
+
+
+async def test_a_turn_that_was_told_to_end_while_it_was_admitted_makes_no_call(
+    world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = GateActor.on_answer
+
+    def admit_and_end(gate: GateActor, given: Answer) -> None:
+        answer(gate, given)
+        # The turn has its permit and has not run since; now it is told to end.
+        agent = world.ref("agent")._cell.actor
+        agent.kept.stopping = True
+        agent._turn_scope.cancel()
+
+    async with world.open():
+        monkeypatch.setattr(GateActor, "on_answer", admit_and_end)
+        ana = await world.add([reply("never")])
+        await ana.send("go")
+        await until(lambda: bool(world.turns()) and world.turns()[0].state == "cancelled")
+        await until(lambda: not world.permits_out())
+        assert not world.providers[0].requests
+
+
+async def test_an_agent_with_the_longest_name_runs_stops_and_goes_on(
+    world: World, virtual_time: MockClock
+) -> None:
+    name, stop = "é" * 64, Stop()
+    async with world.open():
+        agent = await world.add([call_tool("wait")], name, tools=[stop.tool()])
+        await agent.send("go")
+        await stop.entered.wait()
+    async with world.open():
+        agent = await world.add([reply("fresh")], name)
+        await agent.wait_idle()
+        assert (await shown(agent))[-1] == "assistant: fresh"
 
 
 async def test_status_shows_a_turn_in_its_round(world: World, virtual_time: MockClock) -> None:
