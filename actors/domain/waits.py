@@ -252,14 +252,20 @@ class Ledger(TrioActor):
         room = self._store.limits.ops_max
         folds: dict[tuple[str, str], _Fold] = {}
         taken: list[WaitAct] = []
+        logged: list[WaitAct] = []
+        put_off: dict[tuple[str, str], list[WaitAct]] = {}
         for act in self._book.pending:
             # A guard and a put a key, a log line an act.
-            if 2 * (len(folds) + (act.key not in folds)) + len(taken) + 1 > room:
+            if 2 * (len(folds) + (act.key not in folds)) + len(logged) + 1 > room:
                 break
             fold = folds.get(act.key) or _Fold(self._store, act.key)
-            if fold.takes(act):
-                folds[act.key] = fold
-                taken.append(act)
+            if not fold.takes(act):
+                put_off.setdefault(act.key, []).append(act)
+                continue
+            folds[act.key] = fold
+            logged.append(act)
+            # A release of what cannot be read ends the statements put off before it, too.
+            taken += [*put_off.pop(act.key, ()), act]
         requests = []
         unreadable = [fold.key for fold in folds.values() if not fold.is_readable]
         if unreadable:
@@ -274,7 +280,7 @@ class Ledger(TrioActor):
                     for fold in changed
                     if fold.record is not None
                 ),
-                appends=tuple(Append("log", encode(_line(act))) for act in taken),
+                appends=tuple(Append("log", encode(_line(act))) for act in logged),
             )
         )
         return tuple(taken), Requests(requests)
