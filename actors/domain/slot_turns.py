@@ -238,7 +238,7 @@ def has_done(book: SlotBook, message: RecordRound | CloseGap | HoldTurn | EndTur
     if row is None:
         return False
     turn: Turn = row.record
-    # What keeps the lease is its holder's; behind what gives it back it may have been granted again.
+    # What keeps the lease is its holder's. Behind what gives it back it may be granted already.
     holds = book.lease.token == message.token
     match message:
         case RecordRound():

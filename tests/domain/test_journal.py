@@ -11,6 +11,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from abeyance.actors.core import AskTimeoutError
 from abeyance.actors.domain import journal as journal_module
 from abeyance.actors.domain.errors import NotStoredError
 from abeyance.actors.domain.journal import BATCH_REQUESTS_MAX, SETTLE_SLICE
@@ -115,14 +116,14 @@ async def test_a_batch_is_sealed_after_the_callers_of_the_last_have_run_once() -
         journal = room.refs["journal"]
 
         async def caller(name: str) -> None:
-            for count in range(5):
+            for count in range(8):
                 await journal.ask(put(name, count))
 
         async with trio.open_nursery() as nursery:
-            for number in range(40):
+            for number in range(128):
                 nursery.start_soon(caller, f"c{number}")
-        # Sealing earlier would find half of the callers and need twice as many.
-        assert len(store.batches) <= 6
+        # Eight rounds of callers are eight batches; sealed earlier, eleven and more.
+        assert len(store.batches) <= 9
 
 
 async def test_replies_are_resumed_in_slices() -> None:
@@ -454,6 +455,29 @@ async def test_a_batch_that_is_out_while_the_journal_dies_is_answered_by_its_nex
         assert [type(each) for each in found] == [Committed, tuple, Committed, Committed]
         assert lines(store) == ["out", "a", "b", "queued", "out"]
         assert journal.statistics().incarnation == 4
+
+
+async def test_an_ask_that_expired_is_not_taken_for_one_that_is_sent_again_after_a_crash(
+    autojump_clock: MockClock,
+) -> None:
+    store = DeskStore()
+    async with desk(store) as room:
+        journal = room.refs["journal"]
+        store.hold = True
+        request = note("slow")
+        first = journal.ask(request, timeout=1)
+        await trio.sleep(2)
+        with pytest.raises(AskTimeoutError):
+            await first
+        journal.kill("a test")
+        await wait_all_tasks_blocked()
+        again = journal.ask(request)
+        await wait_all_tasks_blocked()
+        store.hold = False
+        store.release()
+        with trio.fail_after(5):
+            assert isinstance(await again, Committed)
+        assert lines(store) == ["slow", "slow"]
 
 
 async def test_a_batch_that_asks_for_service_while_the_journal_dies_gets_it() -> None:

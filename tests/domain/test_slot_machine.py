@@ -318,6 +318,8 @@ async def live(steps: list[Step]) -> None:
             else:
                 return
         turn, serial = life.turn, life.serial
+        # What a provider carries is told again by the next start; until then nothing is injected.
+        model.injects = False
         crashed = store.reopened(nonce=store.nonce)
         crashed.__class__ = DeskStore
         crashed.batches, crashed.fate, crashed._writes = [], lambda number: None, 0  # type: ignore[attr-defined]
