@@ -63,6 +63,10 @@ class HostForbiddenError(ControlError):
     code = "host_forbidden"
 
 
+class _HungUpError(Exception):
+    """The other side closed the connection."""
+
+
 class RefusedByHostError(ControlError):
     """The host refused the request or failed it. Attributes: `remote_code`, `field`."""
 
@@ -86,7 +90,8 @@ class ControlClient:
         directory: The state directory.
         timeout_s: Bounds connecting, and each reply.
     Raises:
-        NoHostError: There is no socket, or nobody listens on it.
+        NoHostError: There is no socket, nobody listens on it, or the host is ending.
+        RefusedByHostError: The host takes no more connections.
         HostForbiddenError: The socket is another user's.
         HostSilentError: Somebody listens and does not say hello.
         UnsupportedProtocolError: The host speaks another version of the protocol.
@@ -161,7 +166,11 @@ class ControlClient:
         except OSError as error:
             raise self._silent(str(error)) from None
         try:
-            reply = msgspec.json.decode(self._line(), type=Reply)
+            line = self._line()
+        except _HungUpError:
+            raise self._silent("it hung up") from None
+        try:
+            reply = msgspec.json.decode(line, type=Reply)
             if reply.ok and reply.result is not msgspec.UNSET:
                 return msgspec.json.decode(reply.result, type=kind)
         except msgspec.DecodeError as error:
@@ -173,11 +182,21 @@ class ControlClient:
         )
 
     def _greeted(self) -> Hello:
-        line = self._line()
         try:
-            hello = msgspec.json.decode(line, type=Hello)
-        except msgspec.DecodeError:
-            raise self._silent("what it says is no greeting of a control socket") from None
+            line = self._line()
+        except _HungUpError:
+            # Nothing was asked yet: a host that ends closes what still waits to be greeted.
+            raise NoHostError(
+                "the host hung up before its greeting, as one that ends does; nothing was done; "
+                "ask again"
+            ) from None
+        hello, refusal = _decoded(line, Hello), _decoded(line, Reply)
+        if refusal is not None and refusal.error is not msgspec.UNSET:
+            raise RefusedByHostError(
+                refusal.error.text, remote_code=refusal.error.code, field=refusal.error.field
+            )
+        if hello is None:
+            raise self._silent("what it says is no greeting of a control socket")
         if hello.protocol != PROTOCOL:
             raise UnsupportedProtocolError(
                 f"the host (pid {hello.pid}, version {hello.abeyance}) speaks control protocol "
@@ -188,7 +207,9 @@ class ControlClient:
 
     def _line(self) -> bytes:
         until = time.monotonic() + self._timeout_s
-        while (end := self._pending.find(b"\n")) < 0:
+        looked = 0
+        while (end := self._pending.find(b"\n", looked)) < 0:
+            looked = len(self._pending)
             if len(self._pending) > REPLY_BYTES_MAX:
                 raise self._silent("its answer is longer than the bound")
             try:
@@ -196,10 +217,10 @@ class ControlClient:
                 piece = self._socket.recv(65_536)
             except TimeoutError:
                 raise self._silent(f"no answer within {self._timeout_s:g} s") from None
-            except OSError as error:
-                raise self._silent(str(error)) from None
+            except OSError:
+                piece = b""
             if not piece:
-                raise self._silent("it hung up")
+                raise _HungUpError
             self._pending += piece
         line = bytes(self._pending[:end])
         del self._pending[: end + 1]
@@ -210,6 +231,13 @@ class ControlClient:
             f"the host did not answer ({why}); what became of the request is unknown; "
             "look at the host, then ask again"
         )
+
+
+def _decoded(line: bytes, kind: type[_T]) -> _T | None:
+    try:
+        return msgspec.json.decode(line, type=kind)
+    except msgspec.DecodeError:
+        return None
 
 
 def _connect(directory: Path, timeout_s: float) -> socket.socket:

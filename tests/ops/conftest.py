@@ -38,6 +38,7 @@ class FakeRuntime:
         self.failure: Exception | None = None
         self.proceed = trio.Event()
         self.proceed.set()
+        self.entered = trio.Event()
 
     def status(self) -> Any:
         if self.failure is not None:
@@ -71,6 +72,7 @@ class FakeRuntime:
     async def release_provider_wait(
         self, agent: str, model: str | None = None, *, requester: str
     ) -> Any:
+        self.entered.set()
         await self.proceed.wait()
         if agent not in ("ana", "bo"):
             raise UnknownAgentError(f"no agent {agent!r}; nothing was done; name one", agent=agent)

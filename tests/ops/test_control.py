@@ -266,13 +266,38 @@ async def test_connections_are_bounded(
 ) -> None:
     monkeypatch.setattr(control, "CONNECTIONS_MAX", 1)
 
-    def second() -> Any:
-        with ControlClient(state, timeout_s=5), pytest.raises(HostSilentError):
+    def second() -> str:
+        with (
+            ControlClient(state, timeout_s=5),
+            pytest.raises(RefusedByHostError) as caught,
+        ):
             ControlClient(state, timeout_s=5)
-        return None
+        return caught.value.remote_code
 
     async with serving():
-        await in_thread(second)
+        assert await in_thread(second) == "busy"
+
+
+async def test_host_that_ends_during_a_verb_leaves_its_outcome_unknown(
+    runtime: Any, state: Path
+) -> None:
+    runtime.proceed = trio.Event()
+    outcome: list[BaseException] = []
+
+    def release() -> None:
+        with (
+            ControlClient(state, timeout_s=5) as client,
+            pytest.raises(HostSilentError, match="unknown") as caught,
+        ):
+            client.release("ana")
+        outcome.append(caught.value)
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(serve_control, runtime, state)
+        nursery.start_soon(in_thread, release)
+        await runtime.entered.wait()
+        nursery.cancel_scope.cancel()
+    assert outcome
 
 
 async def test_silent_connection_is_closed_after_its_deadline(
@@ -381,7 +406,7 @@ def test_client_names_the_missing_host(state: Path) -> None:
     ("spoken", "error"),
     [
         (None, HostSilentError),
-        (b"", HostSilentError),
+        (b"", NoHostError),
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", HostSilentError),
         (b'{"abeyance": "9", "protocol": 99, "pid": 1}\n', UnsupportedProtocolError),
     ],
