@@ -307,7 +307,8 @@ class SlotBook:
         that cannot be injected. It cuts, it never skips."""
         room = max(1, (self.store.limits.ops_max - OPS_RESERVE - reserve) // OPS_A_MESSAGE)
         taken: list[int] = []
-        for entry, row in sorted(self.inbox.items()):
+        # In entry order (I1): rows are read in it, and each acceptance adds the largest.
+        for entry, row in self.inbox.items():
             if len(taken) >= room or (injectable and not row.injectable):
                 break
             taken.append(entry)
