@@ -61,7 +61,7 @@ class Trial:
     """Where the evidence lies, for a trial with violations."""
 
 
-class Stuck(Exception):
+class StuckError(Exception):
     """A trial that did not come to its end: as bad as a loss."""
 
 
@@ -88,7 +88,7 @@ class Player:
                 observed = await self._play(root)
             self._trial.observed = observed
             self._trial.verdict = judge(observed)
-        except* (Stuck, trio.TooSlowError, DemoError) as group:
+        except* (StuckError, trio.TooSlowError, DemoError) as group:
             for error in _leaves(group):
                 self._trial.verdict.violations.append(f"stuck {self._status}: {error!r}")
         if self._trial.verdict.violations:
@@ -168,7 +168,7 @@ class Player:
     def _note_death(self, host: Child, setting: HostSetting, acks: Acks, owed: bool) -> None:
         status = host.process.status  # type: ignore[attr-defined]
         if status != -9:
-            raise Stuck(f"the host ended by itself with {status}")
+            raise StuckError(f"the host ended by itself with {status}")
         if owed and not self._crash_at:
             self._trial.kills += 1
         else:
@@ -180,7 +180,7 @@ class Player:
         if snapshot is not None:
             self._snapshots.append((snapshot, acked))
         elif acked:
-            raise Stuck("messages had receipts and there is no store")
+            raise StuckError("messages had receipts and there is no store")
 
     async def _to_the_end(
         self,
