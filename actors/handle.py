@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
+from abeyance.storage.tables.blocks import TextBlock
+
 from .core import TrioFuture
 from .core.errors import AbeyanceError, ActorDeadError, MailboxClosedError, OutcomeUnknownError
 from .domain.agent import WaitIdle
@@ -116,7 +118,7 @@ class AgentHandle:
             raise InvalidMessageError("wake", f"must be True or False, not {type(wake).__name__}")
         blocks = read_blocks(content)
         for position, block in enumerate(blocks):
-            if type(block).__name__ != "TextBlock":
+            if not isinstance(block, TextBlock):
                 kind = type(block).__struct_config__.tag
                 raise InvalidMessageError(
                     f"message[{position}].type", f"a sent message holds text, not {kind!r} blocks"

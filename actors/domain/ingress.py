@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import secrets
 import unicodedata
 import zlib
@@ -18,7 +19,7 @@ import msgspec
 from abeyance.storage import codec
 from abeyance.storage.errors import InvalidRecordError
 from abeyance.storage.store import Value
-from abeyance.storage.tables.blocks import Block, TextBlock
+from abeyance.storage.tables.blocks import TEXT_CHARS_MAX, Block, TextBlock
 from abeyance.storage.tables.fields import NAME_BYTES_MAX
 from abeyance.storage.tables.slots import Body
 
@@ -42,6 +43,8 @@ def check_name(value: object, field: str, *, reserved: bool = True) -> str:
         InvalidNameError: Not text, empty, over 128 bytes of UTF-8, with control or line-breaking
             characters or outer blanks, or reserved (`*`, `framework`).
     """
+    if type(value) is str and _is_plain(value) and not (reserved and value in RESERVED_NAMES):
+        return value
     if not isinstance(value, str):
         raise InvalidNameError(field, f"must be text, not {type(value).__name__}")
     if not value:
@@ -63,11 +66,19 @@ def check_name(value: object, field: str, *, reserved: bool = True) -> str:
     return value if type(value) is str else str.__str__(value)
 
 
+def _is_plain(name: str) -> bool:
+    """Letters, digits, `-` and `_`, in lower case: nearly every name there is, told in a step."""
+    return len(name) <= NAME_BYTES_MAX and _PLAIN_NAME.fullmatch(name) is not None
+
+
+_PLAIN_NAME: Final = re.compile("[a-z0-9_-]+")
 _UNPRINTABLE: Final = frozenset({"Cc", "Zl", "Zp"})
 
 
 def identity(name: str) -> str:
     """The participant a name stands for: case and compatibility forms do not matter."""
+    if name.isascii():
+        return name.strip().lower()
     return unicodedata.normalize("NFKC", name).strip().casefold()
 
 
@@ -80,6 +91,8 @@ def read_blocks(content: Content, field: str = "message") -> tuple[Block, ...]:
     Raises:
         InvalidMessageError: Names the block and field that do not fit, at any depth.
     """
+    if type(content) is str and len(content) <= TEXT_CHARS_MAX:
+        return (TextBlock(text=_text(content, f"{field}[0].text")),)
     items = _items(content, field)
     plain = [_plain(item, f"{field}[{place}]", DEPTH_MAX) for place, item in enumerate(items)]
     try:
