@@ -320,18 +320,19 @@ async def test_a_stop_before_an_agent_knows_its_open_turn_is_answered(
 async def test_an_agent_that_was_told_to_stop_asks_nobody_and_starts_no_turn_in_its_next_life(
     world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    receive, go = Slot.on_receive, trio.Event()
+    receive, go, slow_now = Slot.on_receive, trio.Event(), list[bool]()
 
     async def slow(slot: Slot, message: Any) -> Any:
-        if isinstance(message, ReadOpenTurn):
+        if isinstance(message, ReadOpenTurn) and slow_now:
             await go.wait()
         return receive(slot, message)
 
+    monkeypatch.setattr(Slot, "on_receive", slow)
     async with world.open():
         ana = await world.add([reply("never")])
         agent = world.ref("agent")
         await agent.ask(StopTurns())
-        monkeypatch.setattr(Slot, "on_receive", slow)
+        slow_now.append(True)
         agent.kill()
         await until(lambda: agent.statistics().incarnation == 2)
         with trio.fail_after(5):
