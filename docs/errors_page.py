@@ -82,7 +82,7 @@ FAMILIES = (
         "Supervision",
         "the child ended; siblings were stopped in order",
         "the parent",
-        "ActorCrash ActorKilledError ChildStartError IntensityExceededError LongAwaitError",
+        "ActorCrashError ActorKilledError ChildStartError IntensityExceededError LongAwaitError",
     ),
     _family(
         "Provider",

@@ -8,7 +8,7 @@ from .deadletters import DeadLetter, Quarantined
 from .envelope import LATER, Answer, Ended
 from .errors import (
     AbeyanceError,
-    ActorCrash,
+    ActorCrashError,
     ActorDeadError,
     ActorKilledError,
     AskCycleError,
@@ -35,7 +35,7 @@ from .wheel import Timer
 __all__ = [
     "LATER",
     "AbeyanceError",
-    "ActorCrash",
+    "ActorCrashError",
     "ActorDeadError",
     "ActorKilledError",
     "ActorStatistics",

@@ -129,7 +129,7 @@ class OutcomeUnknownError(AbeyanceError):
     message: Any
 
 
-class ActorCrash(AbeyanceError):
+class ActorCrashError(AbeyanceError):
     """Raised in a handler, also of an ask, to end the incarnation as a crash. Subclass it."""
 
     code = "actor_crash"

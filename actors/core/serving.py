@@ -23,7 +23,7 @@ from trio.lowlevel import checkpoint, current_task, wait_task_rescheduled
 
 from .asks import STANCE
 from .envelope import ANSWER, ENDED, LATER, SETTLED, TELL, Internal, StopPill
-from .errors import ActorCrash
+from .errors import ActorCrashError
 from .future import Target
 from .mailbox import HALT, KILL, STOP_NOW
 from .settling import HALTED, STOPPED, STOPPED_NOW, bury_one
@@ -126,7 +126,7 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
                             if box.waiting:
                                 box.give_room()
                             result = await (one_checkpoint(result, cell) if watched else result)
-                    except ActorCrash:
+                    except ActorCrashError:
                         raise
                     except Exception as exc:
                         if crash_on_ask:

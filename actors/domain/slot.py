@@ -29,7 +29,7 @@ import trio
 from abeyance.actors.core import (
     LATER,
     AbeyanceError,
-    ActorCrash,
+    ActorCrashError,
     ActorDeadError,
     Answer,
     Reply,
@@ -85,7 +85,7 @@ class _Tidy:
     """Told to itself, later: land what waits in an idle slot, delete what is answered."""
 
 
-class _SpoiledMirrorError(ActorCrash):
+class _SpoiledMirrorError(ActorCrashError):
     """Planning failed half way; the mirror is not to be trusted any more."""
 
     code = "spoiled_mirror"

@@ -8,7 +8,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from abeyance.actors.core import (
     LATER,
-    ActorCrash,
+    ActorCrashError,
     ActorDeadError,
     ActorKilledError,
     ActorSystem,
@@ -39,7 +39,7 @@ class Recorder(TrioActor):
             case "boom" | ("boom", _):
                 raise ValueError("boom")
             case "crash":
-                raise ActorCrash("crash")
+                raise ActorCrashError("crash")
             case "sleep" | ("sleep", _):
                 await trio.sleep_forever()
             case ("owe", _):
@@ -154,7 +154,7 @@ async def test_error_of_an_ask_crashes_where_the_class_says_so(autojump_clock):
 async def test_actor_crash_in_an_ask_answers_and_crashes(autojump_clock):
     async with ActorSystem() as system:
         ref = await supervised(system, Recorder)
-        with pytest.raises(ActorCrash):
+        with pytest.raises(ActorCrashError):
             await ref.ask("crash")
         assert await ref.ask("x") == "x"
         assert ref.statistics().incarnation == 2
@@ -407,7 +407,7 @@ async def test_settled_envelope_is_not_redelivered_when_its_handler_then_crashes
         def on_receive(self, message):
             self.kept.append(message)
             self.later().set("done")
-            raise ActorCrash("after")
+            raise ActorCrashError("after")
 
     async with ActorSystem() as system:
         ref = await supervised(system, Settles)
