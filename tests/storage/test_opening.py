@@ -115,6 +115,29 @@ def test_a_store_that_fails_to_be_made_leaves_nothing(
     assert list((tmp_path / "state").iterdir()) == []
 
 
+def test_a_new_store_is_synced_before_and_after_it_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill can't show a missing sync, so the order of the steps is looked at."""
+    steps: list[str] = []
+    sync = directory.sync_directory
+
+    def note_sync(path: Path) -> None:
+        steps.append(f"sync {path.name[:8]}")
+        sync(path)
+
+    monkeypatch.setattr(directory, "sync_directory", note_sync)
+    monkeypatch.setattr(directory, "crashpoint", steps.append)
+    _open(tmp_path / "state").close()
+    assert steps == [
+        f"sync {tmp_path.name[:8]}",
+        "sync store.cr",
+        "open.before_rename",
+        "open.after_rename",
+        "sync state",
+    ]
+
+
 @pytest.mark.parametrize("options", [{"create": False}, {"read_only": True}])
 def test_a_store_that_is_not_there_is_not_made_unless_asked(
     tmp_path: Path, options: dict[str, bool]
