@@ -781,8 +781,9 @@ def flip(directory: Path, key: tuple[str, str]) -> None:
 
 async def test_a_barrier_that_was_not_stored_lets_the_ledger_start() -> None:
     store = DeskStore()
+    store.fail_next = disk_full()
     async with open_books(store) as books:
-        store.fail_next = disk_full()
+        assert store.fail_next is None, "the barrier was what failed"
         assert (await books.set(60)).reach == "recorded"
         assert books.ledger.statistics().incarnation == 1
 

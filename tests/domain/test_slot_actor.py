@@ -474,8 +474,9 @@ async def test_tidying_is_not_tried_again_as_fast_as_the_disk_refuses(
 
 async def test_a_barrier_that_was_not_stored_lets_the_slot_start() -> None:
     store = new_store()
+    store.fail_next = disk_full()
     async with open_room(store) as room:
-        store.fail_next = disk_full()
+        assert store.fail_next is None, "the barrier was what failed"
         assert (await room.slot.ask(accept("a"))).seq == 1
         assert room.slot.statistics().incarnation == 1
 

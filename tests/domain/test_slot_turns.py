@@ -136,6 +136,7 @@ def test_a_start_with_a_long_inbox_is_cut_into_requests_each_prefix_of_which_is_
         assert (half.get("leases", (SLOT,)).record.turn is not None) == decided
         # The next life deletes what is left, and starts no turn for it.
         book = load(half)
+        assert set(book.wakes["ana"]) == wakes_of(half)
         half.commit(*book.forget_answered(desk.chain))
         if decided:
             assert rows(half, "wakes") == {}
