@@ -457,22 +457,21 @@ async def test_a_race_with_another_process_is_folded_by_the_maximum(
     store = DeskStore()
     async with open_books(store) as books:
         now = books.clock.now_ms()
-        # The journal has a batch out, so that mine is planned before the other's commit.
+        # The journal has a batch out, so that mine is planned before the other's commit and
+        # decided behind it.
         store.hold = True
-        blocked = books.set_nowait(1, key=("zed", "m"))
+        out = books.room.refs["journal"].ask(Request())
         await wait_all_tasks_blocked()
-        mine = books.room.refs["journal"]
-        del mine
-        store._out = False
+        mine = books.set_nowait(mine_s)
+        await wait_all_tasks_blocked()
+        store.hold = store._out = False
         held, store._held = store._held, []
-        second = books.set_nowait(mine_s)
-        await wait_all_tasks_blocked()
-        store.hold = False
         foreign(store, None if other_s is None else now + int(other_s * SECOND))
         for answer in held:
             answer()
-        assert (await blocked).reach == (await second).reach == "recorded"
-        assert (await second).changed
+        await out
+        receipt = await mine
+        assert (receipt.changed, receipt.reach) == (True, "recorded")
         longest = max(each if each is not None else sys.maxsize for each in (mine_s, other_s))
         assert books.left_s() == (longest if longest < sys.maxsize else float("inf"))
         if binds is not None:

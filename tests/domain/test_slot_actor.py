@@ -469,6 +469,10 @@ async def test_tidying_is_not_tried_again_as_fast_as_the_disk_refuses(
     store = left_by_a_death()
     store.fate = lambda number: disk_full()
     async with open_room(store) as room:
+        for _ in range(10):
+            await outcomes_of([room.slot.ask(accept("x"))])
+            await trio.sleep(0.3)
+        store.batches.clear()
         await trio.sleep(20 * TIDY_AGAIN_S)
         assert 15 <= len(store.batches) <= 25
         assert room.slot.statistics().incarnation == 1
@@ -586,6 +590,15 @@ async def test_a_start_asked_again_replaces_the_one_that_waits() -> None:
         assert await old == NothingToDo()
         await room.slot.ask(record(turn, 1, "Done"))
         assert (await new).attempts == 1
+
+
+async def test_a_start_without_work_is_answered_while_another_agents_turn_lives() -> None:
+    async with open_room(new_store()) as room:
+        await room.slot.ask(accept("for ana"))
+        turn = await room.slot.ask(start("ana"))
+        with trio.fail_after(5):
+            assert await room.slot.ask(start("bo")) == NothingToDo()
+        await room.slot.ask(record(turn, 1, "Done"))
 
 
 async def test_a_start_that_finds_nothing_keeps_nobody_waiting_behind_it() -> None:
