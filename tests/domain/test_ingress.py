@@ -308,7 +308,7 @@ BAD_NAMES: dict[str, Any] = {
 }
 
 
-@pytest.mark.behaviour("W-105", "W-116", "W-120")
+@pytest.mark.behaviour("W-116")
 @pytest.mark.parametrize("name", BAD_NAMES.values(), ids=BAD_NAMES)
 def test_a_malformed_or_reserved_name_is_refused(name: Any) -> None:
     with pytest.raises(InvalidNameError) as caught:

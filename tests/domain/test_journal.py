@@ -266,7 +266,6 @@ async def test_a_closed_store_answers_everyone() -> None:
         assert [type(each.__cause__) for each in found] == [StoreClosedError] * 3
 
 
-@pytest.mark.behaviour("W-037")
 async def test_a_batch_that_needs_service_gets_it_and_is_answered() -> None:
     store = DeskStore()
     store.service_next = "grow"

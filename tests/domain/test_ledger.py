@@ -146,7 +146,7 @@ async def test_a_longer_wait_replaces_and_an_equal_one_changes_nothing() -> None
         assert len(lines(store)) == 2
 
 
-@pytest.mark.behaviour("W-006", "W-007", "W-015")
+@pytest.mark.behaviour("W-015")
 async def test_a_wait_without_end_outlasts_every_instant_also_after_a_restart() -> None:
     store = DeskStore()
     clock = WallClock()
@@ -162,7 +162,7 @@ async def test_a_wait_without_end_outlasts_every_instant_also_after_a_restart() 
         assert (await books.held()).deadline_ms is None  # type: ignore[union-attr]
 
 
-@pytest.mark.behaviour("W-009", "W-010")
+@pytest.mark.behaviour("W-009")
 async def test_the_last_instant_is_finite_and_what_is_past_it_has_no_end() -> None:
     async with open_books(DeskStore()) as books:
         ask = books.ledger.ask
@@ -509,7 +509,7 @@ async def test_a_refused_offer_is_folded_again_until_it_lands() -> None:
 # -- releases ----------------------------------------------------------------------------------
 
 
-@pytest.mark.behaviour("W-106", "W-114")
+@pytest.mark.behaviour("W-114")
 async def test_a_release_ends_what_it_names_and_nothing_else_also_after_a_restart() -> None:
     store, clock = DeskStore(), WallClock()
     async with open_books(store, clock) as books:
@@ -577,7 +577,6 @@ class Told(TrioActor):
         self._heard.append(message)
 
 
-@pytest.mark.behaviour("W-111")
 async def test_the_agent_is_told_of_every_release_though_nothing_binds() -> None:
     async with open_books(DeskStore()) as books:
         heard: list[Any] = []
@@ -590,7 +589,7 @@ async def test_the_agent_is_told_of_every_release_though_nothing_binds() -> None
         assert heard == [WaitLifted("m1"), WaitLifted(None)]
 
 
-@pytest.mark.behaviour("W-112", "W-132")
+@pytest.mark.behaviour("W-132")
 async def test_an_agent_that_has_ended_does_not_fail_the_release_of_its_wait() -> None:
     async with open_books(DeskStore()) as books:
         ref = await books.room.start_child(ChildSpec("agent", Told, ([],)))
@@ -669,7 +668,6 @@ async def test_a_row_that_cannot_be_read_holds_exactly_its_key_and_says_why() ->
         assert listed == {"m1": None, "m2": books.clock.now_ms() + 60 * SECOND}
 
 
-@pytest.mark.behaviour("W-039", "W-045")
 async def test_a_row_that_reads_again_binds_by_its_own_deadline() -> None:
     store = Spotty()
     async with open_books(store) as books:
@@ -730,7 +728,6 @@ async def test_a_release_of_an_unreadable_row_binds_though_the_store_refuses_it(
         assert books.left_s() == 5
 
 
-@pytest.mark.behaviour("W-040")
 async def test_a_damaged_page_of_the_embedded_store_holds_its_key_until_it_is_released(
     tmp_path: Path,
 ) -> None:

@@ -143,7 +143,7 @@ async def test_a_receipt_is_given_only_for_what_is_committed() -> None:
         assert shown(store) == ["user: first", "user: a"]
 
 
-@pytest.mark.behaviour("D-024", "D-084")
+@pytest.mark.behaviour("D-024")
 async def test_a_receipt_says_whether_the_message_waits_for_a_live_turn() -> None:
     store = new_store()
     async with open_room(store) as room:
@@ -554,7 +554,7 @@ async def test_an_agents_open_turn_can_be_read_as_planned() -> None:
         assert (await room.slot.ask(ReadOpenTurn("ana"))).state == "running"
 
 
-@pytest.mark.behaviour("D-001", "D-011", "D-092")
+@pytest.mark.behaviour("D-011")
 async def test_a_boundary_answers_the_rows_it_placed_with_their_content() -> None:
     async with open_room(new_store()) as room:
         await room.slot.ask(accept("go"))
@@ -617,7 +617,6 @@ async def test_a_start_that_finds_nothing_keeps_nobody_waiting_behind_it() -> No
             assert (await cy).agent == "cy"
 
 
-@pytest.mark.behaviour("D-028", "D-029")
 async def test_two_agents_on_one_slot_never_interleave(autojump_clock: MockClock) -> None:
     store = new_store()
     async with open_room(store, "ana", "bo") as room:

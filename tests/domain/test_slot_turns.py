@@ -490,7 +490,6 @@ def test_a_marker_that_cannot_be_stored_leaves_the_mirror_as_it_was() -> None:
 # -- two agents on one slot --------------------------------------------------------------------
 
 
-@pytest.mark.behaviour("D-025", "D-027")
 def test_a_boundary_answers_the_wakes_of_its_own_agent_only() -> None:
     desk = BookDesk(None, "ana", "bo")
     desk.accept("go")
