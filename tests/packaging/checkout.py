@@ -11,8 +11,8 @@ LINKS = {"actors", "storage"}
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command without the caller's Python settings; its output is in the failure."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    """Run a command without the caller's Python and `./dev` settings; output is in the failure."""
+    kept = {n: v for n, v in os.environ.items() if not n.startswith(("PYTHON", "ABEYANCE_"))}
     done = subprocess.run(
         [str(part) for part in command],
         cwd=cwd,
