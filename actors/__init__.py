@@ -28,7 +28,8 @@ from .domain.transcript import TranscriptMessage
 from .domain.wait_book import ProviderWait
 from .handle import AgentHandle
 from .hosted import HostedAgent, HostedRuntime
-from .runtime import Runtime, open_runtime
+from .opening import open_runtime
+from .runtime import Runtime
 from .status import AgentStatus, RuntimeStatus
 
 __all__ = [

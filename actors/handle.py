@@ -64,11 +64,13 @@ class AgentHandle:
             InboxFullError: The slot's inbox is at its bound; the message is handed back.
             NotStoredError: The commit failed; nothing of it is stored.
             OwnershipLostError: Another process took the slot over; nothing was stored.
+            AgentParkedError: It crashed too often; nothing was stored.
             RuntimeClosedError: The runtime has ended; nothing was stored.
             OutcomeUnknownError: It ended before it answered; send again under the same `id`.
         """
         member = self._runtime._member(self.name)
         accept = self._read(content, author, id, wake, channel)
+        member.check_accepts()
         try:
             receipt: Receipt = await member.slot.ask(accept)
         except ActorDeadError as error:
@@ -91,6 +93,7 @@ class AgentHandle:
         """
         member = self._runtime._member(self.name)
         accept = self._read(content, author, id, wake, channel)
+        member.check_accepts()
         asked: TrioFuture[Receipt] = member.slot.ask(accept, block=False)
         answered: TrioFuture[Receipt] = TrioFuture()
 
@@ -146,14 +149,20 @@ class AgentHandle:
 
         Raises:
             AskCycleError: Called from a tool whose own agent that agent waits for.
+            AgentParkedError: It crashed too often, before or during the wait.
+            OwnershipLostError: Another process took the agent over.
             RuntimeClosedError: The runtime has ended.
         """
         member = self._runtime._member(self.name)
+        member.check_not_parked()
         with self._runtime._rings.waiting(self.name):
             try:
-                await member.agent.ask(WaitIdle())
+                with member.parking.cut_off() as parked:
+                    await member.agent.ask(WaitIdle())
             except ActorDeadError as error:
                 raise closed() from error
+        if parked.cancelled_caught:
+            raise member.is_parked_error()
 
     async def transcript(
         self, *, after: int | None = None, limit: int | None = None

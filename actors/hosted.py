@@ -27,7 +27,8 @@ from .domain.spec import AgentSpec
 from .domain.transcript import TranscriptMessage
 from .domain.wait_book import ProviderWait
 from .handle import AgentHandle
-from .runtime import Runtime, open_runtime
+from .opening import open_runtime
+from .runtime import Runtime
 from .status import RuntimeStatus
 
 

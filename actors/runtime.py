@@ -1,7 +1,7 @@
 """The composition root: wires kernel, domain, storage and providers into a runtime.
 
 A runtime owns a state directory for as long as it is open: one store, one writer thread, one
-actor system, one control socket. Opening takes nothing over; adding an agent does.
+actor system, one control socket (`opening`). Opening takes nothing over; adding an agent does.
 
 Runs in: the trio task that opened it and the nurseries below it.
 """
@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,12 +23,11 @@ from abeyance.storage.ownership import Ownership
 from abeyance.storage.store import Committed, Guard, Put, Refused, Request
 from abeyance.storage.tables.agents import Agent as AgentRecord
 
-from .core import ActorSystem, AskTable, ChildSpec, Supervisor, SupervisorSpec, TrioActorRef
-from .core.clock import Clock, SystemClock
+from .core import ActorSystem, ChildSpec, Supervisor, SupervisorSpec, TrioActorRef
+from .core.clock import Clock
 from .core.errors import ActorDeadError
 from .domain.agent import Agent, AgentView, StopTurns
 from .domain.alarm import Alarm
-from .domain.asks import ASKS
 from .domain.errors import (
     AgentExistsError,
     AgentOwnedElsewhereError,
@@ -48,30 +45,12 @@ from .domain.turn import TurnSeams, TurnSettings
 from .domain.wait_book import Deferral, ProviderWait, WaitBook
 from .domain.waits import Ledger
 from .handle import AgentHandle, closed
-from .ops.control import serve_control
+from .members import Member, Parking
 from .status import AgentStatus, HeldStatus, RuntimeStatus
 
 STOP_DEADLINE_S: Final = 30.0
 """How long a graceful end may take before what is left is cut off; what is durable stays."""
 REQUESTER_CHARS_MAX: Final = 200
-
-
-@dataclass(slots=True)
-class _Member:
-    """What the runtime keeps of one agent."""
-
-    settings: TurnSettings
-    slot_name: str
-    slot: TrioActorRef[Slot]
-    slot_group: Supervisor
-    slot_view: SlotView
-    agent: TrioActorRef[Agent]
-    agent_view: AgentView
-    group: Supervisor
-
-    @property
-    def is_parked(self) -> bool:
-        return "parked" in (self.group.state, self.slot_group.state)
 
 
 class Runtime:
@@ -92,7 +71,7 @@ class Runtime:
         self._system = system
         self._store_id: str = store.get("meta", ("store",)).record.store_id  # type: ignore[union-attr]
         self._started_ms = clock.now_ms()
-        self._members: dict[str, _Member] = {}
+        self._members: dict[str, Member] = {}
         self._adding: set[str] = set()
         self._rings = WaitRings()
         self._waits = WaitBook(store, clock)
@@ -173,6 +152,25 @@ class Runtime:
         self._member(name)
         return AgentHandle(self, name)
 
+    async def resume_agent(self, name: str) -> bool:
+        """Start a parked agent again, with everything that was accepted for it. An operator's act.
+
+        A checkpoint. Durable: nothing is recorded; an agent is parked in its process only.
+
+        Returns:
+            Whether it was parked.
+        Raises:
+            UnknownAgentError: No such agent here.
+        """
+        member = self._member(name)
+        was_parked = member.is_parked
+        if was_parked:
+            for group in (member.slot_group, member.group):
+                if group.state == "parked":
+                    group.unpark()
+        await trio.lowlevel.checkpoint()
+        return was_parked
+
     async def _own(self, name: str) -> None:
         """Take the owner rows of an agent and its slot, by compare-and-set."""
         owned = (("agent", name), ("slot", name))
@@ -216,7 +214,7 @@ class Runtime:
                 return
 
     async def _start_group(self, settings: TurnSettings) -> None:
-        name, slot_view = settings.name, SlotView()
+        name, slot_view, parking = settings.name, SlotView(), Parking()
         slot_spec = ChildSpec(
             "slot",
             Slot,
@@ -225,19 +223,28 @@ class Runtime:
         )
         # A group of its own: a slot that crashes for ever is parked, its siblings run.
         slot_group = await self._system.start_supervisor(
-            SupervisorSpec(id=f"slot:{name}", children=(slot_spec,), on_exhausted="park"),
+            SupervisorSpec(
+                id=f"slot:{name}",
+                children=(slot_spec,),
+                on_exhausted="park",
+                on_parked=parking.park,
+            ),
             parent=self._slots,
         )
         try:
-            self._members[name] = await self._start_agent(settings, slot_group, slot_view)
+            self._members[name] = await self._start_agent(settings, slot_group, slot_view, parking)
         except BaseException:
             # What was not added can be added again: its names must be free.
             await slot_group.stop()
             raise
 
     async def _start_agent(
-        self, settings: TurnSettings, slot_group: Supervisor, slot_view: SlotView
-    ) -> _Member:
+        self,
+        settings: TurnSettings,
+        slot_group: Supervisor,
+        slot_view: SlotView,
+        parking: Parking,
+    ) -> Member:
         name, slot, agent_view = settings.name, slot_group.refs["slot"], AgentView()
 
         def agent_args(refs: Any) -> tuple[Any, ...]:
@@ -261,11 +268,20 @@ class Runtime:
                     ChildSpec("agent", Agent, agent_args, name=f"agent:{name}"),
                 ),
                 on_exhausted="park",
+                on_parked=parking.park,
             ),
             parent=self._root,
         )
-        return _Member(
-            settings, name, slot, slot_group, slot_view, group.refs["agent"], agent_view, group
+        return Member(
+            settings,
+            name,
+            slot,
+            slot_group,
+            slot_view,
+            group.refs["agent"],
+            agent_view,
+            group,
+            parking,
         )
 
     # -- waits -------------------------------------------------------------------------------
@@ -294,6 +310,8 @@ class Runtime:
         Raises:
             InvalidNameError: Agent or model is malformed; nothing was released.
             UnknownAgentError: No such agent here and no wait of one; nothing was released.
+            AgentOwnedElsewhereError: A live process owns the agent; release it there, so that
+                its held turn learns of it. Nothing was released.
         """
         self._check_open()
         check_name(agent, "agent")
@@ -305,11 +323,28 @@ class Runtime:
                 "list the waits for the names there are",
                 agent=agent,
             )
+        self._check_not_owned_elsewhere(agent)
         release = ReleaseWaits(
             agent, None if model == "*" else model, clean_text(str(requester), REQUESTER_CHARS_MAX)
         )
         receipt: ReleaseReceipt = await self._ledger.ask(release)
         return receipt
+
+    def _check_not_owned_elsewhere(self, agent: str) -> None:
+        row = self._store.get("owners", ("agent", agent))
+        if row is None or row.record.nonce == self._ownership.nonce:
+            return
+        nonce = row.record.nonce
+        if self._ownership.is_alive(nonce):
+            process = self._store.get("processes", (nonce,))
+            pid, host = (0, "?") if process is None else (process.record.pid, process.record.host)
+            raise AgentOwnedElsewhereError(
+                f"agent {agent!r} is owned by process {pid} on {host}, which lives; nothing was "
+                "released; release it there",
+                agent=agent,
+                pid=pid,
+                host=host,
+            )
 
     # -- looking -----------------------------------------------------------------------------
 
@@ -376,7 +411,7 @@ class Runtime:
         if self._closed:
             raise closed()
 
-    def _member(self, name: str) -> _Member:
+    def _member(self, name: str) -> Member:
         self._check_open()
         member = self._members.get(name)
         if member is None:
@@ -394,95 +429,3 @@ def _held(held: Deferral) -> HeldStatus:
 async def _stop_turns(agent: TrioActorRef[Agent]) -> None:
     with suppress(ActorDeadError):  # It has ended before; there is no turn to end.
         await agent.ask(StopTurns())
-
-
-@asynccontextmanager
-async def open_runtime(
-    directory: str | os.PathLike[str],
-    *,
-    clock: Clock | None = None,
-    control: bool = True,
-    system: ActorSystem | None = None,
-) -> AsyncIterator[Runtime]:
-    """Open a runtime on a state directory; it is created, mode 0700, where it is not there.
-
-    A checkpoint. Leaving the block ends live turns (their wakes are given back), flushes and
-    closes the store; cancelled, it does the same within 30 s.
-
-    Args:
-        directory: The state directory. One runtime a process; other processes may share it.
-        clock: The wall clock; the machine's by default.
-        control: Whether to serve the control socket for the command line.
-        system: A running system to live in; by default the runtime makes its own.
-    Raises:
-        StorageError: The directory is not a store that can be opened here; each kind says why and
-            what to do. Nothing was changed.
-        StoreLostError: The writer died for good while the runtime was open; raised at the end.
-    """
-    wall = clock if clock is not None else SystemClock()
-    path = Path(directory)
-    store = LmdbStore.open(path, clock_ms=wall.now_ms)
-    try:
-        ownership = Ownership(store, store.directory, host=socket.gethostname(), pid=os.getpid())
-        try:
-            runs = system if system is not None else _new_system(wall)
-            runtime = Runtime(path, store, ownership, runs, wall)
-            async with _open(runtime, control=control, enter=system is None):
-                yield runtime
-        finally:
-            ownership.close()
-    finally:
-        store.close()
-
-
-def _new_system(clock: Clock) -> ActorSystem:
-    # Asks have no deadline of their own: what is asked here ends in a commit, and a commit always
-    # gets an outcome.
-    return ActorSystem(asks=AskTable(ASKS), clock=clock, ask_timeout_s=None)
-
-
-@asynccontextmanager
-async def _open(runtime: Runtime, *, control: bool, enter: bool) -> AsyncIterator[None]:
-    """Run a runtime around the host's block.
-
-    What the block raises leaves as it is, not in a group of a nursery's making.
-    """
-    failure: BaseException | None = None
-    ended = trio.Event()
-    async with trio.open_nursery() as nursery:
-        bodies = await nursery.start(_hold_open, runtime._system if enter else None, ended)
-        try:
-            await runtime._start(bodies)
-            if control:
-                await bodies.start(serve_control, runtime, runtime.directory)
-            with runtime._scope:
-                yield
-        except BaseException as error:  # noqa: BLE001 - raised again below.
-            failure = error
-        finally:
-            await runtime._stop()
-            ended.set()
-    if runtime._lost is not None:
-        raise runtime._lost from failure
-    if failure is not None:
-        raise failure
-
-
-async def _hold_open(
-    system: ActorSystem | None,
-    ended: trio.Event,
-    *,
-    task_status: trio.TaskStatus[trio.Nursery] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    """Hold actors and tool bodies where a cancellation of the host's block does not reach them.
-
-    A cancelled block ends its turns as a stop does, and for that the actors must still run.
-    """
-    with trio.CancelScope(shield=True):
-        async with AsyncExitStack() as stack:
-            if system is not None:
-                await stack.enter_async_context(system)
-            async with trio.open_nursery() as bodies:
-                task_status.started(bodies)
-                await ended.wait()
-                bodies.cancel_scope.cancel()

@@ -23,7 +23,7 @@ class AgentStatus:
     """One agent as it stands now."""
 
     name: str
-    state: Literal["idle", "starting", "running", "held", "stopping", "parked"]
+    state: Literal["idle", "starting", "running", "held", "stopping", "lost", "parked"]
     model: str
     turn: int | None
     round: int

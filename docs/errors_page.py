@@ -41,7 +41,7 @@ FAMILIES = (
         ActorDeadError MailboxFullError AskCycleError UndeclaredAskError WouldDeadlockError
         FutureSettledError NameTakenError
         AgentExistsError AgentOwnedElsewhereError InboxFullError MessageConflictError
-        RuntimeClosedError TurnRefusedError UnknownAgentError LeaseLostError OwnershipLostError
+        RuntimeClosedError AgentParkedError UnknownAgentError LeaseLostError OwnershipLostError
         AlreadyOpenError MissingStoreError NoFileLocksError OwnedElsewhereError StoreBusyError
         StoreClosedError
         ControlError NoHostError

@@ -9,6 +9,7 @@ and each moves to the next by a message:
     running    a turn's task lives                  its outcome
     held       the open turn is a row               Due, WaitLifted (both ask the gate first)
     stopping   no turn starts any more              –
+    lost       another process owns the agent       –
 
 Runs in: the loop thread.
 """
@@ -23,6 +24,8 @@ import trio
 from abeyance.actors.core import LATER, Answer, Reply, TrioActor
 from abeyance.storage.tables.slots import Turn
 
+from .errors import OwnershipLostError
+from .persistence import PAUSE_MAX_S, may_land_later
 from .protocol import (
     AttachToWaits,
     Due,
@@ -36,7 +39,7 @@ from .slot_messages import AttachAgent, NothingToDo, ReadOpenTurn, StartTurn, Tu
 from .turn import TurnEnded, TurnHeld, TurnSeams, TurnSettings, TurnTask
 from .wait_book import RECHECK_MS, Deferral
 
-Activity: TypeAlias = Literal["resting", "starting", "running", "held", "stopping"]
+Activity: TypeAlias = Literal["resting", "starting", "running", "held", "stopping", "lost"]
 
 STOPPED_MARKER: Final = "this turn was ended by a stop; its wakes go on at the next start"
 
@@ -47,6 +50,10 @@ class WaitIdle(NamedTuple):
 
 class StopTurns(NamedTuple):
     """Ask: start no more turns and end the live one, its wakes given back. Answered when done."""
+
+
+class _StartAgain(NamedTuple):
+    """To itself: ask the slot for a turn again; the last ask could not be stored."""
 
 
 class AgentView:
@@ -86,6 +93,7 @@ class Agent(TrioActor):
         self._looking = False
         """The gate was asked whether the hold still stands; until it answers, that is work."""
         self._released = False
+        self._lost: OwnershipLostError | None = None
         self._idlers: list[Reply] = []
         self._stoppers: list[Reply] = []
 
@@ -114,7 +122,12 @@ class Agent(TrioActor):
                 self._look_again()
             case WaitLifted(model):
                 self._lifted(model)
+            case _StartAgain():
+                if self._view.activity == "starting":
+                    self._start()
             case WaitIdle():
+                if self._lost is not None:
+                    raise self._lost
                 self._idlers.append(self.later())
                 self._tell_idlers()
                 return LATER
@@ -157,6 +170,12 @@ class Agent(TrioActor):
         self.ask(self._seams.slot, start, tag=self._started)
 
     def _started(self, answer: Answer) -> None:
+        if self._is_lost(answer.error):
+            return
+        if may_land_later(answer.error):
+            # Nothing is wrong with the turn: the disk is full, or the store briefly out of reach.
+            self.after(PAUSE_MAX_S, _StartAgain())
+            return
         start: TurnStart | NothingToDo = answer.unwrap()
         if isinstance(start, NothingToDo):
             # A wake that became durable since is told behind this answer.
@@ -173,10 +192,12 @@ class Agent(TrioActor):
             if self.kept.stopping:
                 scope.cancel()
             return await turn.run()
-        await turn.end("cancelled", STOPPED_MARKER, sent=False, give_back=True)
+        await turn.end("cancelled", STOPPED_MARKER, give_back=True)
         return TurnEnded("cancelled")
 
     def _turn_over(self, answer: Answer) -> None:
+        if self._is_lost(answer.error):
+            return
         outcome: TurnEnded | TurnHeld = answer.unwrap()
         self._view.turn = self._turn_scope = None
         if isinstance(outcome, TurnHeld):
@@ -189,22 +210,36 @@ class Agent(TrioActor):
         else:
             self._start()
 
+    def _is_lost(self, error: BaseException | None) -> bool:
+        """Another process took this agent over: nothing is left to do here but to say so."""
+        if not isinstance(error, OwnershipLostError):
+            return False
+        self._lost = error
+        self._view.activity, self._view.turn, self._turn_scope = "lost", None, None
+        for reply in self._idlers:
+            reply.set_exception(error)
+        self._idlers.clear()
+        self._tell_stoppers()
+        return True
+
     def _hold(self, deferral: Deferral) -> None:
         self._view.activity, self._view.held = "held", deferral
 
     def _watch_hold(self) -> None:
-        """Ask again when the wait ends; one without an instant that a re-read may heal, soon."""
+        """Ask again when the wait ends, and on a cadence: its row may heal, or be released by a
+        process that cannot tell this one."""
         held = self._view.held
         assert held is not None
-        at_ms = held.deadline_ms
-        if at_ms is None and held.cause == "unreadable":
-            at_ms = self._seams.clock.now_ms() + RECHECK_MS
-        if at_ms is not None:
-            self._alarm.tell(WatchInstant(self._settings.name, at_ms, self.actor_ref))
+        at_ms = self._seams.clock.now_ms() + RECHECK_MS
+        if held.deadline_ms is not None:
+            at_ms = min(at_ms, held.deadline_ms)
+        self._alarm.tell(WatchInstant(self._settings.name, at_ms, self.actor_ref))
 
     def _lifted(self, model: str | None) -> None:
         """A release. It is kept for a hold without a record, which may still be on its way."""
-        if self._awaits_release() and model in (None, self._settings.model):
+        held = self._view.held
+        mine = self._settings.model if held is None else held.model
+        if self._awaits_release() and model in (None, mine):
             self._released = True
         self._look_again()
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from abeyance.actors.core.errors import AbeyanceError
+from abeyance.actors.core.errors import AbeyanceError, OutcomeUnknownError
+from abeyance.storage.errors import StoreLostError
 from abeyance.storage.store import NotStored
 
 
@@ -112,10 +113,11 @@ class LeaseLostError(AbeyanceError):
     turn: int
 
 
-class TurnRefusedError(AbeyanceError):
-    """The runtime is stopping; no turn starts. What was accepted stays."""
+class AgentParkedError(AbeyanceError):
+    """The agent crashed too often and is parked. Nothing was done; what was accepted stays."""
 
-    code = "admission_closed"
+    code = "agent_parked"
+    agent: str
 
 
 class RuntimeClosedError(AbeyanceError):
@@ -124,8 +126,19 @@ class RuntimeClosedError(AbeyanceError):
     code = "runtime_closed"
 
 
-def not_stored(outcome: NotStored) -> NotStoredError:
-    """The error that a sender raises for a request whose commit failed."""
+def not_stored(outcome: NotStored) -> NotStoredError | OutcomeUnknownError:
+    """The error that a sender raises for a request whose commit failed.
+
+    A store that was lost with the batch out may hold it: that shows at its next opening.
+    """
+    error: NotStoredError | OutcomeUnknownError
+    if isinstance(outcome.error, StoreLostError):
+        error = OutcomeUnknownError(
+            f"the store was lost while the commit was out ({outcome.error}); it is stored whole or "
+            "not at all; open the store again, and send again under the same id"
+        )
+        error.__cause__ = outcome.error
+        return error
     error = NotStoredError(
         f"the commit failed ({outcome.error}); nothing of it is stored, earlier commits stand; see "
         "the cause, mend it, and send again"

@@ -19,6 +19,7 @@ from abeyance.actors.core import LATER, Answer, Ended, Reply, TrioActor
 from abeyance.actors.providers.port import Permit
 
 from .protocol import Admit, CheckWait, Peek, RecordWait, Settle, WatchHolder
+from .redelivery import Redelivered
 
 
 class GateKept:
@@ -27,6 +28,8 @@ class GateKept:
     def __init__(self) -> None:
         self.permits: dict[int, Permit] = {}
         self.holder: Any = None
+        self.settling: dict[int, tuple[Settle, Reply]] = {}
+        """Settlements whose waits the ledger was asked to record, by permit: asked once."""
         self.ids = itertools.count(1)
         self.admitted = 0
         self.deferred = 0
@@ -50,6 +53,7 @@ class Gate(TrioActor):
         return GateKept()
 
     def on_start(self) -> None:
+        self._back = Redelivered(self.kept.settling.values())
         if self.kept.holder is not None:
             self.watch(self.kept.holder)
 
@@ -63,6 +67,10 @@ class Gate(TrioActor):
                 )
                 return LATER
             case Settle():
+                if self._back.claims(message):
+                    # It came back after a crash of this actor, and its record is on its way.
+                    self.later()
+                    return LATER
                 return self._settle(message)
             case WatchHolder(ref):
                 # A new life of the holder: if the last one died while this actor was dead too,
@@ -80,10 +88,12 @@ class Gate(TrioActor):
         if settlement.states is None:
             return None
         deadline_ms, reason = settlement.states
+        reply = self.later()
+        self.kept.settling[settlement.permit.id] = (settlement, reply)
         self.ask(
             self._ledger,
             RecordWait(self._agent, settlement.permit.model, deadline_ms, reason),
-            tag=(settlement, self.later()),
+            tag=(settlement, reply),
             fact=True,
         )
         return LATER
@@ -91,6 +101,9 @@ class Gate(TrioActor):
     def on_answer(self, answer: Answer) -> None:
         message, reply = answer.tag
         reply_: Reply = reply
+        if isinstance(message, Settle):
+            self.kept.settling.pop(message.permit.id, None)
+            self._back.forget(message)
         if answer.error is not None:
             reply_.set_exception(answer.error)
         elif isinstance(message, Admit) and answer.value is None:

@@ -35,6 +35,7 @@ from abeyance.actors.core import (
     Reply,
     TrioActor,
 )
+from abeyance.actors.core.errors import OutcomeUnknownError
 from abeyance.storage.errors import StorageError
 from abeyance.storage.store import (
     Chain,
@@ -162,7 +163,7 @@ class Slot(TrioActor):
     async def on_start(self) -> None:  # type: ignore[override]
         # What a predecessor handed over is in, or refused, before this one reads; that holds of a
         # barrier that was not stored, too.
-        with suppress(NotStoredError):
+        with suppress(NotStoredError, OutcomeUnknownError):
             await self._journal.ask(Request())
         self._reborn = self.incarnation > 1
         self._read_book()

@@ -157,7 +157,8 @@ def plan_round(book: SlotBook, round_: RecordRound, chain: Chain) -> Plan:
         done = replace(turn.record, round=round_.round, state="done", ended_ms=round_.at_ms)
         return _finish(book, draft, round_.agent, turn, done, chain)
     key = (round_.agent, round_.turn)
-    draft.put_counted("turns", key, turn, replace(turn.record, round=round_.round))
+    # A recorded round is progress: what is counted are lives in a row that recorded none.
+    draft.put_counted("turns", key, turn, replace(turn.record, round=round_.round, attempts=1))
     book.write_lease(draft, gap=round_.round)
     return Plan([book.request(draft, chain)], 1)
 

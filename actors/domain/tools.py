@@ -3,7 +3,7 @@
 Invariants:
     I1  A body starts only after `started` is committed, and at most once a process for each
         (agent, turn, round, call); whoever asks again joins the body that runs.
-    I2  `done` is committed in a shielded scope once the body returned.
+    I2  `done` is handed over as soon as the body returned, and again until it is stored.
     I3  A call that a death left started and not done is in doubt; the tool's policy decides: run it
         again, ask a reconcile function, or tell the model that the outcome is unknown.
 
@@ -34,6 +34,7 @@ from abeyance.storage.tables.slots import ToolCall
 
 from .errors import InvalidToolError, OwnershipLostError
 from .ingress import clean_text
+from .persistence import until_stored
 
 RESULT_CHARS_MAX: Final = 1_000_000
 TIME_LIMIT_S: Final = 600.0
@@ -247,8 +248,7 @@ class ToolRunner:
         else:
             result, known = await self._reconcile(key, call, tool.in_doubt)
         crashpoint("tool.after_body")
-        with trio.CancelScope(shield=True):
-            await self._finish(key, counter, started, result, known=known)
+        await self._finish(key, counter, started, result, known=known)
         crashpoint("tool.after_done")
         return result
 
@@ -297,13 +297,12 @@ class ToolRunner:
 
     async def _write(self, key: CallKey, counter: int, record: ToolCall) -> bool:
         """Commit one row of a call; False where the row was written since it was read."""
-        guard = self._guards[key[0]]
-        outcome = await self._journal.ask(
-            Request(
-                guards=(guard, Guard("tool_calls", key, counter)),
-                puts=(Put("tool_calls", key, encode(record)),),
-            ),
+        request = Request(
+            guards=(self._guards[key[0]], Guard("tool_calls", key, counter)),
+            puts=(Put("tool_calls", key, encode(record)),),
         )
+        # While it cannot be stored the body's result stays here: it is never run again for that.
+        outcome = await until_stored(lambda: self._journal.ask(request))
         if isinstance(outcome, Refused):
             if any(refusal.guard.table == "owners" for refusal in outcome.refusals):
                 raise OwnershipLostError(

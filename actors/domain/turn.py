@@ -34,12 +34,13 @@ from abeyance.actors.providers.port import (
 from abeyance.actors.providers.stated import StatedWait, WaitEnds, WaitKind
 from abeyance.storage.codec import encode
 from abeyance.storage.crashpoints import crashpoint, declare
-from abeyance.storage.errors import InvalidRecordError
+from abeyance.storage.errors import InvalidRecordError, UnreadableRecordError
 from abeyance.storage.store import Store
 from abeyance.storage.tables.blocks import Block, TextBlock, ToolResultBlock, ToolUseBlock
 from abeyance.storage.tables.slots import Body, Held
 
 from .ingress import clean_text, new_message_id
+from .persistence import until_stored
 from .protocol import Admit, Settle
 from .render import render_all
 from .slot_messages import CloseGap, EndTurn, HoldTurn, RecordRound, TurnStart
@@ -104,15 +105,13 @@ TurnOutcome = TurnEnded | TurnHeld
 
 
 class _Deferred(Exception):
-    def __init__(self, deferral: Deferral, *, sent: bool) -> None:
+    def __init__(self, deferral: Deferral) -> None:
         self.deferral = deferral
-        self.sent = sent
 
 
 class _Failed(Exception):
-    def __init__(self, text: str, *, sent: bool) -> None:
+    def __init__(self, text: str) -> None:
         self.text = text
-        self.sent = sent
 
 
 class _Unstated(Exception):
@@ -128,6 +127,8 @@ class TurnTask:
         self.round = start.round
         self.awaits_release = False
         """A hold without a record is on its way: the next release that names its model ends it."""
+        self.sent = False
+        """Whether the request of the round in progress may have reached the wire."""
         self._settings = settings
         self._seams = seams
         self._failures = start.failures
@@ -137,17 +138,19 @@ class TurnTask:
     async def run(self) -> TurnOutcome:
         """Run to the turn's end, or to a hold. Cancelled: the turn's row stands as it is."""
         if self.start.attempts > ATTEMPTS_MAX:
-            text = f"this turn failed: its task died {ATTEMPTS_MAX} times"
-            return await self._fail(text, sent=False)
-        await self._compile()
-        if self.start.gap is not None:
-            await self._close_gap(self._open_calls())
+            return await self._fail(f"this turn failed: its task died {ATTEMPTS_MAX} times")
         try:
+            await self._compile()
+            if self.start.gap is not None:
+                await self._close_gap(self._open_calls())
             return await self._rounds()
+        except UnreadableRecordError as error:
+            # Running it again would read the same: what cannot be read is named, and nothing sent.
+            return await self._fail(clean_text(f"this turn failed: {error}", MARKER_CHARS_MAX))
         except _Deferred as deferred:
             return await self._hold(deferred)
         except _Failed as failed:
-            return await self._fail(failed.text, sent=failed.sent)
+            return await self._fail(failed.text)
 
     async def _rounds(self) -> TurnOutcome:
         while self.round < self._settings.rounds_max:
@@ -159,7 +162,7 @@ class TurnTask:
             if not calls:
                 return TurnEnded("done")
             await self._close_gap(calls)
-        raise _Failed(f"this turn failed: it had {self.round} rounds, its bound", sent=False)
+        raise _Failed(f"this turn failed: it had {self.round} rounds, its bound")
 
     # -- compiling ---------------------------------------------------------------------------
 
@@ -201,7 +204,7 @@ class TurnTask:
                 with attempt:
                     return await self._call_once()
         except _Unstated as fault:
-            raise _Failed(f"this turn failed: {fault.text}", sent=True) from None
+            raise _Failed(f"this turn failed: {fault.text}") from None
         raise AssertionError("the retry loop ended without an outcome")
 
     async def _call_once(self) -> ModelReply:
@@ -214,7 +217,7 @@ class TurnTask:
             asked.on_done(lambda: _give_back(asked, gate))
             raise
         if isinstance(admission, Deferral):
-            raise _Deferred(admission, sent=False)
+            raise _Deferred(admission)
         permit: Permit = admission
         try:
             # A turn that was told to end while it asked makes no call.
@@ -225,6 +228,7 @@ class TurnTask:
             await self._refused(permit, error)
             raise AssertionError("a refused call has a way out") from error
         except BaseException:
+            self.sent = permit.used
             gate.tell(Settle(permit, "unknown"))
             raise
         gate.tell(Settle(permit, "succeeded"))
@@ -234,6 +238,7 @@ class TurnTask:
         """Settle the permit with what was stated, then say which way the turn goes."""
         self._failures += 1
         failed = error if isinstance(error, ProviderError) else _unexpected(error, permit)
+        self.sent = failed.sent
         # What a person reads beside a wait are the provider's words, where it gave any.
         text = clean_text(failed.said or str(failed), 300)
         stated = failed.stated
@@ -246,12 +251,12 @@ class TurnTask:
         if binding is not None and (failed.retryable or quota):
             crashpoint("turn.after_wait")
             held = Deferral(name, model, binding.deadline_ms, binding.reason, "wait")
-            raise _Deferred(held, sent=failed.sent)
+            raise _Deferred(held)
         if quota and stated is not None and stated.ends is WaitEnds.UNKNOWN:
             self.awaits_release = True
-            raise _Deferred(Deferral(name, model, None, text, "quota"), sent=failed.sent)
+            raise _Deferred(Deferral(name, model, None, text, "quota"))
         if not failed.retryable:
-            raise _Failed(f"this turn failed: {text}", sent=failed.sent)
+            raise _Failed(f"this turn failed: {text}")
         raise _Unstated(text)
 
     # -- what is recorded --------------------------------------------------------------------
@@ -268,6 +273,7 @@ class TurnTask:
             final=final,
         )
         self.round += 1
+        self.sent = False
         self._messages.append(ProviderMessage("assistant", blocks))
 
     async def _close_gap(self, calls: list[ToolUseBlock]) -> None:
@@ -310,15 +316,15 @@ class TurnTask:
             model=deferral.model,
             cause="quota" if deferral.cause == "quota" else "wait",
         )
-        await self._ask(HoldTurn, held=held, failures=self._failures, sent=deferred.sent)
+        await self._ask(HoldTurn, held=held, failures=self._failures, sent=self.sent)
         crashpoint("turn.after_hold")
         return TurnHeld(deferral)
 
-    async def _fail(self, text: str, *, sent: bool) -> TurnEnded:
-        await self.end("failed", text, sent=sent, give_back=False)
+    async def _fail(self, text: str) -> TurnEnded:
+        await self.end("failed", text, give_back=False)
         return TurnEnded("failed")
 
-    async def end(self, state: Any, marker: str, *, sent: bool, give_back: bool) -> None:
+    async def end(self, state: Any, marker: str, *, give_back: bool) -> None:
         """End the turn without a last reply. An open gap is closed with what is known now."""
         runner, results = self._seams.runner, []
         for position, call in enumerate(self._open_calls()):
@@ -330,17 +336,16 @@ class TurnTask:
             marker=marker,
             results=tuple(results),
             failures=self._failures,
-            sent=sent,
+            sent=self.sent,
             at_ms=self._now(),
             give_back=give_back,
         )
 
     async def _ask(self, kind: Callable[..., Any], **fields: Any) -> Any:
-        """Ask the slot, in a shield: once it was asked, its answer decides what is true."""
-        start = self.start
+        """Ask the slot for a commit, again while it is surely not stored."""
+        start, slot = self.start, self._seams.slot
         message = kind(agent=start.agent, turn=start.turn, token=start.token, **fields)
-        with trio.CancelScope(shield=True):
-            return await self._seams.slot.ask(message)
+        return await until_stored(lambda: slot.ask(message))
 
     def _now(self) -> int:
         return self._seams.clock.now_ms()
@@ -367,7 +372,7 @@ def _check_storable(blocks: tuple[Block, ...]) -> None:
         encode(Body(blocks=blocks))
     except InvalidRecordError as error:
         text = f"this turn failed: the reply cannot be stored ({error})"
-        raise _Failed(clean_text(text, MARKER_CHARS_MAX), sent=True) from error
+        raise _Failed(clean_text(text, MARKER_CHARS_MAX)) from error
 
 
 def _unexpected(error: Exception, permit: Permit) -> ProviderError:

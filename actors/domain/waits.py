@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Final
 
 from abeyance.actors.core import LATER, ActorDeadError, Answer, Reply, TrioActor
 from abeyance.actors.core.clock import Clock
+from abeyance.actors.core.errors import OutcomeUnknownError
 from abeyance.storage.codec import encode
 from abeyance.storage.errors import UnreadableRecordError
 from abeyance.storage.store import (
@@ -139,7 +140,7 @@ class Ledger(TrioActor):
     async def on_start(self) -> None:  # type: ignore[override]
         # What a predecessor handed over is in, or refused, before this one reads; that holds of a
         # barrier that was not stored, too.
-        with suppress(NotStoredError):
+        with suppress(NotStoredError, OutcomeUnknownError):
             await self._journal.ask(Request())
         self._back = Redelivered((each.message, each.reply) for each in self.kept.waiting)
         self._land_what_is_in()

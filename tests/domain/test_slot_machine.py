@@ -105,6 +105,7 @@ class Model:
     def record(self, words: str, calls: list[str]) -> None:
         self.sent()
         self.round += 1
+        self.attempts = 1
         self.transcript.append(" ".join([f"assistant: {words}", *(f"<{call}>" for call in calls)]))
         self.gap = calls
         if not calls:

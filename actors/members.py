@@ -1,0 +1,74 @@
+"""What a runtime keeps of each agent: its refs, its groups, and who waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import trio
+
+from .core import Supervisor, TrioActorRef
+from .domain.agent import Agent, AgentView
+from .domain.errors import AgentParkedError
+from .domain.slot import Slot, SlotView
+from .domain.turn import TurnSettings
+
+
+class Parking:
+    """Cuts off who waits for an agent when one of its groups parks: nobody would answer."""
+
+    def __init__(self) -> None:
+        self._waiting: set[trio.CancelScope] = set()
+
+    @contextmanager
+    def cut_off(self) -> Iterator[trio.CancelScope]:
+        """Wait in this block; its scope is cancelled when a group parks."""
+        with trio.CancelScope() as scope:
+            self._waiting.add(scope)
+            try:
+                yield scope
+            finally:
+                self._waiting.discard(scope)
+
+    def park(self, *_parked: object) -> None:
+        """A group parked."""
+        for scope in self._waiting:
+            scope.cancel()
+
+
+@dataclass(slots=True)
+class Member:
+    """What the runtime keeps of one agent."""
+
+    settings: TurnSettings
+    slot_name: str
+    slot: TrioActorRef[Slot]
+    slot_group: Supervisor
+    slot_view: SlotView
+    agent: TrioActorRef[Agent]
+    agent_view: AgentView
+    group: Supervisor
+    parking: Parking
+
+    @property
+    def is_parked(self) -> bool:
+        return "parked" in (self.group.state, self.slot_group.state)
+
+    def check_accepts(self) -> None:
+        """Raise AgentParkedError where nobody takes messages; a parked agent's slot still does."""
+        if self.slot_group.state == "parked":
+            raise self.is_parked_error()
+
+    def check_not_parked(self) -> None:
+        """Raise AgentParkedError where nobody would answer."""
+        if self.is_parked:
+            raise self.is_parked_error()
+
+    def is_parked_error(self) -> AgentParkedError:
+        name = self.settings.name
+        return AgentParkedError(
+            f"agent {name!r} crashed too often and is parked; nothing was done, what was accepted "
+            f"stays; see the log, mend the cause, and resume_agent({name!r})",
+            agent=name,
+        )

@@ -1,0 +1,125 @@
+"""Opening a runtime and leaving it: the order in which its parts come up and go down.
+
+store, proof of life, actor system, runtime, control socket; and backwards at the end, whatever the
+host's block ended with.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import trio
+
+from abeyance.storage.lmdb_store import LmdbStore
+from abeyance.storage.ownership import Ownership
+
+from .core import ActorSystem, AskTable
+from .core.clock import Clock, SystemClock
+from .domain.asks import ASKS
+from .domain.errors import InvalidSpecError
+from .ops.control import serve_control
+from .runtime import Runtime
+
+
+@asynccontextmanager
+async def open_runtime(
+    directory: str | os.PathLike[str],
+    *,
+    clock: Clock | None = None,
+    control: bool = True,
+    system: ActorSystem | None = None,
+) -> AsyncIterator[Runtime]:
+    """Open a runtime on a state directory; it is created, mode 0700, where it is not there.
+
+    A checkpoint. Leaving the block ends live turns (their wakes are given back), flushes and
+    closes the store; cancelled, it does the same within 30 s.
+
+    Args:
+        directory: The state directory. One runtime a process; other processes may share it.
+        clock: The wall clock; the machine's by default.
+        control: Whether to serve the control socket for the command line.
+        system: A running system to live in; by default the runtime makes its own. Its asks must
+            have no deadline of their own (`ask_timeout_s=None`).
+    Raises:
+        InvalidSpecError: The system's asks have a deadline; nothing was opened.
+        StorageError: The directory is not a store that can be opened here; each kind says why and
+            what to do. Nothing was changed.
+        StoreLostError: The writer died for good while the runtime was open; raised at the end.
+    """
+    if system is not None and system.ask_timeout_s is not None:
+        raise InvalidSpecError(
+            "system.ask_timeout_s",
+            "must be None: what was handed over always gets an outcome",
+        )
+    wall = clock if clock is not None else SystemClock()
+    path = Path(directory)
+    store = LmdbStore.open(path, clock_ms=wall.now_ms)
+    try:
+        ownership = Ownership(store, store.directory, host=socket.gethostname(), pid=os.getpid())
+        try:
+            ownership.forget_dead()
+            runs = system if system is not None else _new_system(wall)
+            runtime = Runtime(path, store, ownership, runs, wall)
+            async with _open(runtime, control=control, enter=system is None):
+                yield runtime
+        finally:
+            ownership.close()
+    finally:
+        store.close()
+
+
+def _new_system(clock: Clock) -> ActorSystem:
+    # Asks have no deadline of their own: what is asked here ends in a commit, and a commit always
+    # gets an outcome.
+    return ActorSystem(asks=AskTable(ASKS), clock=clock, ask_timeout_s=None)
+
+
+@asynccontextmanager
+async def _open(runtime: Runtime, *, control: bool, enter: bool) -> AsyncIterator[None]:
+    """Run a runtime around the host's block.
+
+    What the block raises leaves as it is, not in a group of a nursery's making.
+    """
+    failure: BaseException | None = None
+    ended = trio.Event()
+    async with trio.open_nursery() as nursery:
+        bodies = await nursery.start(_hold_open, runtime._system if enter else None, ended)
+        try:
+            await runtime._start(bodies)
+            if control:
+                await bodies.start(serve_control, runtime, runtime.directory)
+            with runtime._scope:
+                yield
+        except BaseException as error:  # noqa: BLE001 - raised again below.
+            failure = error
+        finally:
+            await runtime._stop()
+            ended.set()
+    if runtime._lost is not None:
+        raise runtime._lost from failure
+    if failure is not None:
+        raise failure
+
+
+async def _hold_open(
+    system: ActorSystem | None,
+    ended: trio.Event,
+    *,
+    task_status: trio.TaskStatus[trio.Nursery] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Hold actors and tool bodies where a cancellation of the host's block does not reach them.
+
+    A cancelled block ends its turns as a stop does, and for that the actors must still run.
+    """
+    with trio.CancelScope(shield=True):
+        async with AsyncExitStack() as stack:
+            if system is not None:
+                await stack.enter_async_context(system)
+            async with trio.open_nursery() as bodies:
+                task_status.started(bodies)
+                await ended.wait()
+                bodies.cancel_scope.cancel()
