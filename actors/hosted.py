@@ -162,6 +162,18 @@ class HostedRuntime:
         found: HostedAgent = self._call(find, True)
         return found
 
+    @overload
+    def resume_agent(self, name: str, *, block: Literal[True] = True) -> bool: ...
+    @overload
+    def resume_agent(self, name: str, *, block: Literal[False]) -> TrioFuture[bool]: ...
+    def resume_agent(self, name: str, *, block: bool = True) -> Any:
+        """Start a parked agent again. As `Runtime.resume_agent`."""
+
+        async def resume(runtime: Runtime) -> bool:
+            return await runtime.resume_agent(name)
+
+        return self._call(resume, block)
+
     def provider_waits(self, agent: str | None = None) -> tuple[ProviderWait, ...]:
         """The waits in force. As `Runtime.provider_waits`."""
 

@@ -252,8 +252,7 @@ def _elsewhere(name: Owned, pid: int | None, host: str | None) -> OwnedElsewhere
     kind, what = name
     where = f"process {pid} on {host}" if pid is not None else "another live process"
     return OwnedElsewhereError(
-        f"{kind} {what!r} is owned by {where}; nothing was taken; stop that process, or take it "
-        f"over with 'abeyance take-over {what}'",
+        f"{kind} {what!r} is owned by {where}; nothing was taken; stop that process",
         kind=kind,
         name=what,
         pid=pid,

@@ -56,6 +56,7 @@ def test_every_verb_blocks_until_it_is_done(host: HostedRuntime) -> None:
     assert [message.text for message in ana.transcript()] == ["hi", "hello"]
     assert [message.text for message in ana.transcript(after=1, limit=1)] == ["hello"]
     assert host.agent("ana").name == "ana"
+    assert not host.resume_agent("ana")
     ana.send("more")
     ana.wait_idle()
     (wait,) = host.provider_waits("ana")
