@@ -107,12 +107,15 @@ class BatchTransaction:
         plain = Committed(revision)
         outcomes: list[Outcome] = []
         for result in decision.outcomes:
-            if isinstance(result, Refused | NotStored):
-                outcomes.append(result)
+            if not result:
+                # It holds, and was allotted nothing, as nearly all do.
+                outcomes.append(plain)
             elif isinstance(result, Failed):
                 outcomes.append(self._explain(result))
+            elif isinstance(result, Refused | NotStored):
+                outcomes.append(result)
             else:
-                outcomes.append(Committed(revision, result) if result else plain)
+                outcomes.append(Committed(revision, result))
         return outcomes
 
     def _explain(self, failed: Failed) -> Outcome:
