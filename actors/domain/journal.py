@@ -226,11 +226,13 @@ class Journal(TrioActor):
         # sender's siblings sent meanwhile is judged against them.
         rest = iter(outcomes)
         for entry in kept.out:
-            entry.outcomes = [next(rest) for _ in entry.requests]
+            entry.outcomes = list(itertools.islice(rest, len(entry.requests)))
             for request, outcome in zip(entry.requests, entry.outcomes, strict=True):
+                if isinstance(outcome, Committed):
+                    continue
                 if isinstance(outcome, NotStored) and isinstance(outcome.error, StoreLostError):
                     kept.lost = outcome.error
-                if request.chain is not None and not isinstance(outcome, Committed):
+                if request.chain is not None:
                     sender, epoch = request.chain
                     kept.refused[sender] = max(kept.refused.get(sender, -1), epoch)
         kept.settling.extend(kept.out)

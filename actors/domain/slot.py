@@ -295,8 +295,7 @@ class Slot(TrioActor):
         if isinstance(plan.answer, TurnStart):
             self.kept.granted[message.agent] = plan.answer
         self._acts.append(act)
-        self._plan_requests(plan.requests[: act.due], act)
-        self._plan_requests(plan.requests[act.due :])
+        self._plan_requests(plan.requests, act)
 
     def _must_wait(self, agent: str) -> bool:
         lease = self._book.lease
@@ -325,9 +324,12 @@ class Slot(TrioActor):
         raise AssertionError(message)
 
     def _plan_requests(self, requests: list[Request], act: _Act | None = None) -> None:
-        if requests:
-            self._planned += [(request, act) for request in requests]
+        """Plan requests for the journal; the first of them, as many as are due, are the act's."""
+        if requests and not self._planned:
             self._has_planned.set()
+        due = 0 if act is None else act.due
+        for place, request in enumerate(requests):
+            self._planned.append((request, act if place < due else None))
 
     def _tidy(self) -> None:
         self._plan_requests(self._book.forget_answered(self._chain))
@@ -347,7 +349,7 @@ class Slot(TrioActor):
             for at in range(0, len(planned), HAND_OVER_MAX):
                 part = planned[at : at + HAND_OVER_MAX]
                 acts = [act for _, act in part]
-                requests = Requests(request for request, _ in part)
+                requests = Requests([request for request, _ in part])
                 self.ask(self._journal, requests, tag=(self._chain.epoch, acts))
 
     # -- outcomes ----------------------------------------------------------------------------
@@ -418,7 +420,8 @@ class Slot(TrioActor):
     def _committed(self, act: _Act) -> None:
         message, answer = act.message, act.answer
         if isinstance(message, Accept):
-            self._ids.pop(message.message, None)
+            if message.known:
+                self._ids.pop(message.message, None)
             if message.wake:
                 self._tell_woken(message.agent, answer.seq)
         elif isinstance(message, CloseGap):
