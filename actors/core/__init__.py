@@ -28,7 +28,8 @@ from .future import TrioFuture
 from .hosted import HostedSystem
 from .ports import DeadLetterSink, Event, EventSink, QuarantineSink
 from .ref import TrioActorRef
-from .supervisor import Backoff, ChildSpec, Supervisor, SupervisorSpec, SupervisorStatistics
+from .specs import Backoff, ChildSpec, SupervisorSpec, SupervisorStatistics
+from .supervisor import Supervisor
 from .system import ActorSystem, PhaseReport, ShutdownReport, SystemStatistics
 from .wheel import Timer
 

@@ -11,6 +11,9 @@ Invariants:
     I3. `owed` holds, in the order they came, the envelopes whose handlers returned `LATER`.
     I4. Of two incarnations nothing runs at the same time: the tasks of the first have ended.
     I5. accepted = handled + dead letters + quarantined + queued + owed + in flight.
+    I6. `halt` and `end` return within twice the shutdown time and `KILLED_S`. An incarnation that
+        has not ended by then, because what it waits for is shielded, ends when that has come, and
+        no other starts before.
 
 Runs on the loop thread. `bury`, `drop` and the counters they touch are also safe elsewhere.
 """
@@ -47,6 +50,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("abeyance.core")
 
 _serials = itertools.count(1)
+
+KILLED_S: Final = 1.0
+"""How long a killed incarnation is waited for, at least. `on_failure` has the shutdown time."""
 
 BIRTH: Final[ContextVar[Cell]] = ContextVar("abeyance_birth")
 """The cell an instance is being made for: pykka's constructor leaves no room for an argument."""
@@ -117,6 +123,7 @@ class Cell:
         "kept",
         "key",
         "kill_reason",
+        "killed_at",
         "last_error",
         "late",
         "name",
@@ -172,6 +179,7 @@ class Cell:
         self.scope: trio.CancelScope | None = None
         self.failure: BaseException | None = None
         self.kill_reason: str | None = None
+        self.killed_at: float | None = None  # When the incarnation was killed first.
         self.inflight: Envelope | None = None
         self.inflight_internal: Internal | None = None
         self.owed: dict[Target, Envelope] = {}
@@ -250,11 +258,15 @@ class Cell:
             self._end(reason)
 
     async def _wait_while_held(self) -> None:
+        if not self.held:
+            return
         while self.held and not self.ending:
             self.state = "held"
             self.settle_idle()
             self._nudge = trio.Event()
             await self._nudge.wait()
+        # What was to end an incarnation before it ran must not end the one that is to run.
+        self.box.control &= ~(KILL | HALT)
 
     async def _pause(self, delay_s: float) -> None:
         self.state = "waiting"
@@ -274,12 +286,12 @@ class Cell:
         STANCE.set(self.base)
         self.incarnation += 1
         self.failure = None
+        self.killed_at = None
         scope = self.scope = trio.CancelScope()
         how: str | None = None
         left = False
         error: BaseException | None = None
         actor: TrioActor | None = None
-        started = False
         try:
             # Errors are caught outside the scope: a handler's nursery that is killed while a child
             # raises gives a BaseExceptionGroup inside and an ExceptionGroup outside.
@@ -290,7 +302,6 @@ class Cell:
                 result: Any = actor.on_start()
                 if result.__class__ is CoroutineType:
                     await result
-                started = True
                 self.settle_started(None)
                 self._announce()
                 how = await serve(self, actor)
@@ -316,7 +327,7 @@ class Cell:
         await end_tasks(self)
         self.box.control &= ~(KILL | HALT)
         self.kill_reason = None
-        outcome = settle_exit(self, how, error, started)
+        outcome = settle_exit(self, how, error)
         if outcome.kind == CRASHED:
             await self._report_crash(actor, outcome)
         elif error is not None and not isinstance(error, ActorKilledError):
@@ -477,6 +488,8 @@ class Cell:
         if self.scope is None and self.state != "new":
             return
         self.kill_reason = reason
+        if self.killed_at is None:
+            self.killed_at = trio.current_time()
         self.box.signal(KILL)
         if self.scope is not None:
             self.scope.cancel(reason=reason or "killed")
@@ -499,7 +512,10 @@ class Cell:
         self.box.signal(STOP_NOW)
 
     async def halt(self) -> None:
-        """End the incarnation, if one runs, and start no other until released. A checkpoint."""
+        """End the incarnation, if one runs, and start no other until released. A checkpoint.
+
+        On return it has ended, or its time is over and it ends as soon as it can (I6).
+        """
         self.held = True
         self.nudge()
         await self._finish(HALT, lambda: self.state in ("held", "ended"))
@@ -513,7 +529,10 @@ class Cell:
         return started
 
     async def end(self) -> None:
-        """Stop for good: gracefully within `shutdown_s`, then by a kill. A checkpoint."""
+        """Stop for good: gracefully within `shutdown_s`, then by a kill. A checkpoint.
+
+        On return it has ended, or its time is over and it ends as soon as it can (I6).
+        """
         self.ending = True
         self.nudge()
         await self._finish(STOP_NOW, lambda: self.state == "ended")
@@ -523,11 +542,25 @@ class Cell:
             return
         if self.scope is not None or self.state == "new":
             self.box.signal(flag)
-        with trio.move_on_after(self.shutdown_s):
-            await self._until(done)
-        while not done():
+        if self.killed_at is None:
+            with trio.move_on_after(self.shutdown_s):
+                await self._until(done)
+            if done():
+                return
             self.kill("its stop took longer than its shutdown time")
+        # A shielded handler may wait for a sibling that the caller starts or ends only after this
+        # one: waiting on would wait for ever.
+        killed_at = trio.current_time() if self.killed_at is None else self.killed_at
+        with trio.move_on_at(killed_at + max(self.shutdown_s, KILLED_S)):
             await self._until(done)
+
+    async def wait_unoccupied(self) -> None:
+        """Wait until no incarnation runs. A checkpoint where one does."""
+        await self._until(lambda: self.scope is None)
+
+    async def wait_ended(self) -> None:
+        """Wait until the cell has ended. A checkpoint where it has not."""
+        await self._until(lambda: self.state == "ended")
 
     async def _until(self, done: Callable[[], bool]) -> None:
         while not done():
@@ -552,7 +585,7 @@ class Cell:
     @property
     def busy(self) -> bool:
         """Whether it runs and has something to handle."""
-        if self.state not in ("running", "new"):
+        if self.state not in ("running", "new") or (self.held and self.scope is None):
             return False
         box = self.box
         return bool(

@@ -19,7 +19,8 @@ from trio.lowlevel import in_trio_run, in_trio_task
 
 from .errors import ActorDeadError, WouldDeadlockError
 from .future import TrioFuture
-from .supervisor import Supervisor, SupervisorSpec
+from .specs import SupervisorSpec
+from .supervisor import Supervisor
 from .system import ActorSystem, ShutdownReport, SystemStatistics, _running
 
 T = TypeVar("T")

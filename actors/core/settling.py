@@ -50,24 +50,22 @@ class Exit:
         counts: Whether the crash counts towards the intensity: one of a redelivered message does
             not, as it is bounded by max_deliveries already.
         poison: Whether a message went past max_deliveries in an actor that parks on it.
-        unstarted: Whether it ended before `on_start` returned.
     """
 
     kind: str
     error: BaseException | None = None
     counts: bool = True
     poison: bool = False
-    unstarted: bool = False
 
 
-def settle_exit(cell: Cell, how: str | None, error: BaseException | None, started: bool) -> Exit:
+def settle_exit(cell: Cell, how: str | None, error: BaseException | None) -> Exit:
     """Settle the in-flight envelope and what is owed, and say how the incarnation ended."""
     if error is not None:
         cell.last_error = error
     if how is None:
         assert error is not None
         counts, poison = _settle_inflight(cell, error)
-        return Exit(CRASHED, error, counts, poison, unstarted=not started)
+        return Exit(CRASHED, error, counts, poison)
     # It was to end, so whatever happened on the way out is no crash to its supervisor.
     if error is not None and cell.inflight_internal is not None:
         _settle_inflight(cell, error)

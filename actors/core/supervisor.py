@@ -12,8 +12,12 @@ not restarted, by a sibling's crash neither.
 
 Invariants:
     I1. One operation on the group at a time: `_lock` is held over every one that awaits.
-    I2. A child that ends while an operation runs is held, and looked at when it is over.
-    I3. A child's ref and mailbox are the same over all restarts.
+    I2. A child that falls while an operation runs is not forgotten: it restarts by itself, which
+        needs nothing of the group, or it is in `_falls` and held, the start in progress is cut
+        short, and the operation, or the one that follows, goes round by it.
+    I3. No operation waits without a bound for anything but an `on_start`, and what cuts a start
+        short, a fall, a halt or a stop, needs no lock.
+    I4. A child's ref and mailbox are the same over all restarts.
 
 Runs on the loop thread. Modelled on OTP's supervisor; differences are in docs/semantics.md.
 """
@@ -21,171 +25,26 @@ Runs on the loop thread. Modelled on OTP's supervisor; differences are in docs/s
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import trio
 
 from .cell import Cell
+from .children import ActorChild
 from .errors import ActorDeadError, ChildStartError, IntensityExceededError, NameTakenError
+from .future import TrioFuture
 from .ref import TrioActorRef
+from .restarts import Fall, Restarts, plan, starts_again, uncovered
 from .settling import CRASHED, Exit
+from .specs import ChildSpec, SupervisorSpec, SupervisorStatistics
 
 if TYPE_CHECKING:
-    from .actor import TrioActor
     from .system import ActorSystem
 
 logger = logging.getLogger("abeyance.core")
 
-RESTARTS = ("permanent", "transient", "temporary")
-STRATEGIES = ("one_for_one", "one_for_all", "rest_for_one")
-
-
-@dataclass(frozen=True, slots=True)
-class Backoff:
-    """How long restarts after the first in a period wait.
-
-    Attributes:
-        initial_s: The second restart's wait.
-        max_s: The longest wait.
-        factor: From one wait to the next.
-        jitter: Up to which part of itself a wait is shortened or lengthened, by the system's
-            seeded random numbers.
-    """
-
-    initial_s: float = 0.05
-    max_s: float = 5.0
-    factor: float = 2.0
-    jitter: float = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class ChildSpec:
-    """What a supervisor starts, and when again.
-
-    Attributes:
-        id: What the supervisor knows it as.
-        actor_class: The class.
-        args: The arguments, or a function from the refs of the children so far, by id, to them.
-        kwargs: The keyword arguments.
-        restart: `permanent` always, `transient` after a crash, `temporary` never.
-        shutdown_s: How long a stop may take before it is a kill.
-        name: Its name in the system, unique among the living. None has none.
-        register: Whether it enters `pykka.ActorRegistry`.
-    """
-
-    id: str
-    actor_class: type[TrioActor]
-    args: tuple[Any, ...] | Callable[[Mapping[str, TrioActorRef[Any]]], tuple[Any, ...]] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    restart: Literal["permanent", "transient", "temporary"] = "permanent"
-    shutdown_s: float = 5.0
-    name: str | None = None
-    register: bool = False
-
-    def __post_init__(self) -> None:
-        if self.restart not in RESTARTS:
-            raise ValueError(f"restart must be one of {', '.join(RESTARTS)}, not {self.restart!r}")
-        if not self.shutdown_s >= 0:
-            raise ValueError(f"shutdown_s must not be negative, and is {self.shutdown_s!r}")
-
-
-@dataclass(frozen=True, slots=True)
-class SupervisorSpec:
-    """What a supervisor is.
-
-    Attributes:
-        id: What its parent knows it as.
-        children: In start order.
-        strategy: `one_for_one`, `one_for_all` or `rest_for_one`.
-        intensity: How many restarts a period may see.
-        period_s: The period.
-        backoff: How restarts wait.
-        on_exhausted: `escalate` or `park` when the intensity is exceeded.
-        on_parked: Called with the supervisor and the error when it parks.
-    """
-
-    id: str
-    children: tuple[ChildSpec, ...] = ()
-    strategy: Literal["one_for_one", "one_for_all", "rest_for_one"] = "one_for_one"
-    intensity: int = 5
-    period_s: float = 30.0
-    backoff: Backoff = Backoff()
-    on_exhausted: Literal["escalate", "park"] = "escalate"
-    on_parked: Callable[[Supervisor, BaseException], object] | None = None
-
-    def __post_init__(self) -> None:
-        if self.strategy not in STRATEGIES:
-            raise ValueError(
-                f"strategy must be one of {', '.join(STRATEGIES)}, not {self.strategy!r}"
-            )
-        if self.on_exhausted not in ("escalate", "park"):
-            raise ValueError(f"on_exhausted must be escalate or park, not {self.on_exhausted!r}")
-        if self.intensity < 0 or not self.period_s > 0:
-            raise ValueError("intensity must not be negative, and period_s must be positive")
-
-
-@dataclass(frozen=True, slots=True)
-class SupervisorStatistics:
-    """A snapshot of one supervisor.
-
-    Attributes:
-        id: Its id.
-        state: `running`, `parked` or `stopped`.
-        children: How many children it has.
-        restarts: How many restarts there were, in its life.
-        recent_restarts: How many of them count towards the intensity now.
-        last_error: What it last parked or escalated with.
-    """
-
-    id: str
-    state: str
-    children: int
-    restarts: int
-    recent_restarts: int
-    last_error: BaseException | None
-
-
-class _ActorChild:
-    """An actor under a supervisor."""
-
-    __slots__ = ("cell", "launching", "restart", "started")
-
-    def __init__(self, cell: Cell, restart: str) -> None:
-        self.cell = cell
-        self.restart = restart
-        self.launching = False  # Whether an operation waits for its start.
-        self.started = False  # Whether its task was started.
-
-    async def launch(self) -> BaseException | None:
-        """Start an incarnation; return why it did not start, if so."""
-        cell = self.cell
-        if cell.state == "ended":
-            return None
-        self.launching = True
-        try:
-            future = cell.release_hold()
-            if not self.started:
-                self.started = True
-                cell.system.nursery.start_soon(cell.run, name=cell.key)
-            await future
-        except Exception as exc:  # noqa: BLE001 - returned.
-            return exc
-        finally:
-            self.launching = False
-        return None
-
-    async def halt(self) -> None:
-        if self.started:
-            await self.cell.halt()
-
-    async def end(self) -> None:
-        if self.started:
-            await self.cell.end()
-        else:
-            self.cell._end(None)
+Child: TypeAlias = "ActorChild | Supervisor"
 
 
 class Supervisor:
@@ -200,12 +59,14 @@ class Supervisor:
         self.restart = "permanent"
         self.state: Literal["running", "parked", "stopped"] = "running"
         self.last_error: BaseException | None = None
-        self.restarts = 0
-        self._children: dict[str, _ActorChild | Supervisor] = {}
-        self._recent: deque[float] = deque()
+        self._children: dict[str, Child] = {}
+        self._restarts = Restarts()
         self._lock = trio.Lock()
-        self._operating = False
-        self._fallen: list[tuple[str, Exit]] = []
+        self._operating = False  # Whether an operation runs or is about to.
+        self._launching: trio.CancelScope | None = None  # Of the start that is waited for.
+        self._falls: list[Fall] = []
+        self._halted = False  # Whether the children are held until the group is launched.
+        self._awaits_parent = False  # Whether it is the parent that launches it.
         self._stopping = trio.Event()
 
     def __str__(self) -> str:
@@ -214,106 +75,119 @@ class Supervisor:
     # -- the handle
 
     @property
+    def id(self) -> str:
+        """What its parent knows it as."""
+        return self.spec.id
+
+    @property
     def refs(self) -> dict[str, TrioActorRef[Any]]:
         """The refs of the actor children by id. A ref stays the same over restarts."""
         return {
             id_: child.cell.ref
             for id_, child in self._children.items()
-            if isinstance(child, _ActorChild)
+            if isinstance(child, ActorChild)
         }
+
+    @property
+    def restarts(self) -> int:
+        """How many restarts there were, in its life."""
+        return self._restarts.total
 
     def statistics(self) -> SupervisorStatistics:
         """Return a snapshot."""
-        self._forget_old()
         return SupervisorStatistics(
             self.spec.id,
             self.state,
             len(self._children),
-            self.restarts,
-            len(self._recent),
+            self._restarts.total,
+            self._restarts.recent(self.spec, trio.current_time()),
             self.last_error,
         )
 
     async def start_child(self, spec: ChildSpec) -> TrioActorRef[Any]:
         """Start a child after those there are, and return its ref when `on_start` has returned.
 
-        A checkpoint. Cancelled: the child is stopped. In a parked group the child is added and
-        starts with the others.
+        A checkpoint. Cancelled: the child is stopped. In a group that is parked, or that its parent
+        has halted to restart it, the child is added, and starts with the others.
 
         Raises:
-            ChildStartError: It failed to start, and is not a child.
+            ChildStartError: It failed to start, or the group exceeded its intensity or was halted
+                meanwhile. It is not a child.
             NameTakenError: A child has its id, or a live actor its name.
             ActorDeadError: The supervisor has stopped.
         """
-        async with self._operation():
-            self._check_running()
-            child = self._add(spec)
-            if self.state == "parked":
-                child.cell.held = True
-                return child.cell.ref
-            await self._launch_first(child)
-            return child.cell.ref
+        self._check_running()
+        birth = _Birth()
+        # In a task of the system: should the group have to go round meanwhile, the caller's
+        # cancellation must not leave it half started.
+        self.system.nursery.start_soon(self._bear, spec, birth, name=f"{self}: start {spec.id}")
+        try:
+            return await birth.future
+        except trio.Cancelled:
+            birth.abandon()
+            raise
 
     async def stop_child(self, id_: str) -> None:
         """Stop a child for good: gracefully within its `shutdown_s`, then by a kill.
 
-        A checkpoint. Cancelled: it is stopping all the same.
+        A checkpoint. Cancelled: it is stopping all the same. A start of it that is waited for is
+        cut short.
 
         Raises:
             KeyError: There is no such child.
         """
         child = self._children[id_]
-        if isinstance(child, _ActorChild):
+        if isinstance(child, ActorChild):
             child.cell.ending = True
+            # A sibling whose start holds the group up may wait for it: held, it ends at once.
+            child.cell.nudge()
+            if child.launching:
+                child.cell.kill("it was stopped while it started")
         async with self._operation():
-            await child.end()
-            self._children.pop(id_, None)
+            left = await child.end()
+            if self._children.get(id_) is child:
+                del self._children[id_]
+        await _wait_ended(left)
 
     async def stop(self) -> None:
         """Stop the children in reverse start order, and then the supervisor, for good.
 
-        A checkpoint. Cancelled: what was not stopped goes on.
+        A checkpoint. Cancelled: it is stopping all the same. A start that is waited for is cut
+        short, and a child that falls from now on ends.
         """
-        if self.state == "stopped":
+        if self.state == "stopped" or self.system.closing:
             return
-        self._stopping.set()
-        async with self._operation():
-            for id_, child in reversed(list(self._children.items())):
-                await child.end()
-                self._children.pop(id_, None)
-            self.state = "stopped"
-            if self.parent is not None:
-                self.parent._children.pop(self.spec.id, None)
-
-    end = stop
+        done: TrioFuture[list[Cell]] = TrioFuture()
+        self.system.nursery.start_soon(self._end_for, done, name=f"{self}: stop")
+        await _wait_ended(await done)
 
     def unpark(self) -> bool:
         """Start a parked group's children again, in start order. Return whether it was parked.
 
         Not a checkpoint: they start in a task of the system. The restarts so far are forgotten.
         """
-        if self.state != "parked":
+        if self.state != "parked" or self._ending:
             return False
         self.state = "running"
-        self._recent.clear()
+        self._restarts.forget()
         self.system.emit("unparked", self.spec.id)
-        self.system.nursery.start_soon(self._relaunch, name=f"{self}: unpark")
+        self._soon(self._relaunch)
         return True
 
-    # -- operations
-
-    def _operation(self) -> _Operation:
-        return _Operation(self)
+    # -- children
 
     def _check_running(self) -> None:
-        if self.state == "stopped" or self._stopping.is_set() or self.system.stopping:
-            raise ActorDeadError(
-                f"supervisor {self} has stopped; nothing was started",
-                actor=self.spec.id,
-                message=None,
-            )
+        if self.state == "stopped" or self._ending:
+            raise self._dead()
 
-    def _add(self, spec: ChildSpec) -> _ActorChild:
+    def _dead(self) -> ActorDeadError:
+        return ActorDeadError(
+            f"supervisor {self} has stopped; nothing was started",
+            actor=self.spec.id,
+            message=None,
+        )
+
+    def _add(self, spec: ChildSpec) -> ActorChild:
         if spec.id in self._children:
             raise NameTakenError(
                 f"supervisor {self} has a child {spec.id!r}; nothing was started", name=spec.id
@@ -329,77 +203,285 @@ class Supervisor:
             shutdown_s=spec.shutdown_s,
         )
         self.system.enter(cell, register=spec.register)
-        child = _ActorChild(cell, spec.restart)
+        child = ActorChild(cell, spec.restart)
         self._children[spec.id] = child
         return child
 
     def adopt(self, cell: Cell) -> None:
         """Take a temporary child whose instance was made already, and start its task."""
-        child = _ActorChild(cell, "temporary")
+        child = ActorChild(cell, "temporary")
         child.started = True
         self._children[cell.child_id] = child
         self.system.nursery.start_soon(cell.run, name=cell.key)
 
-    async def _launch_first(self, child: _ActorChild) -> None:
-        """Start a child for the first time; forget it where it fails."""
+    async def _bear(self, spec: ChildSpec, birth: _Birth) -> None:
+        """Start a child for the first time, for a caller who waits for it."""
+        fall: Fall | None = None
         try:
-            error = await child.launch()
+            async with self._operation():
+                if birth.abandoned:
+                    return
+                self._check_running()
+                child = birth.child = self._add(spec)
+                if self._at_rest:
+                    child.cell.held = True
+                else:
+                    fall = await self._bring_up([child], first=child)
+                    if not child.born or fall is not None:
+                        failure = None if fall is None else self._exceeded(fall.exit)
+                        await self._give_up(child, failure)
+                        birth.future._fail(self._unstarted(child))
+                    if fall is not None:
+                        await self._exhaust(fall.exit)
+            birth.future._answer(child.cell.ref)
+        except Exception as exc:
+            if not birth.future._fail(exc):
+                raise  # The root's escalation, which is to end the run.
         except BaseException:
-            child.cell.ending = True
-            child.cell.kill("its start was cancelled")
+            birth.future._fail(self._dead())
             raise
-        if error is None:
-            return
+
+    async def _give_up(self, child: ActorChild, error: BaseException | None) -> None:
+        """End a child that was never started, and forget it."""
+        child.failure = child.failure or error
         with trio.CancelScope(shield=True):
             await child.end()
-        self._children.pop(child.cell.child_id, None)
-        raise ChildStartError(
-            f"child {child.cell.child_id!r} of supervisor {self} failed to start; it is no child; "
-            "its error is the cause",
+        if self._children.get(child.id) is child:
+            del self._children[child.id]
+
+    def _unstarted(self, child: ActorChild) -> ActorDeadError | ChildStartError:
+        """Say why a child that was given up did not start."""
+        if self._ending and child.failure is None:
+            return self._dead()
+        error = ChildStartError(
+            f"child {child.id!r} of supervisor {self} failed to start; it is no child; "
+            + ("its group was halted" if child.failure is None else "its error is the cause"),
             supervisor=self.spec.id,
-            child=child.cell.child_id,
-        ) from error
+            child=child.id,
+        )
+        error.__cause__ = child.failure
+        return error
+
+    # -- operations
+
+    def _operation(self) -> _Operation:
+        return _Operation(self)
+
+    def _soon(self, afn: Callable[..., Any]) -> None:
+        self._operating = True
+        self.system.nursery.start_soon(afn, name=f"{self}: {afn.__name__}")
+
+    @property
+    def _ending(self) -> bool:
+        """Whether nothing is started any more."""
+        return self._stopping.is_set() or self.system.stopping
+
+    @property
+    def _at_rest(self) -> bool:
+        """Whether no child is to be started now."""
+        return self._halted or self._ending or self.state != "running"
+
+    def _cut(self) -> None:
+        """Cut the start short that an operation waits for, if one does."""
+        if self._launching is not None:
+            self._launching.cancel(reason="its group has to go round")
+
+    def abandon(self) -> None:
+        """Start nothing any more, here and below. Not a checkpoint; takes no lock."""
+        self._stopping.set()
+        self._cut()
+        for child in self._children.values():
+            if isinstance(child, Supervisor):
+                child.abandon()
 
     async def _start_all(self) -> None:
         """Start the spec's children in order; stop those that were started where one fails."""
         async with self._operation():
             try:
                 for spec in self.spec.children:
-                    await self._launch_first(self._add(spec))
+                    child = self._add(spec)
+                    fall = await self._bring_up([child], first=child)
+                    if not child.born or fall is not None:
+                        if fall is not None:
+                            child.failure = self._exceeded(fall.exit)
+                        raise self._unstarted(child)
             except BaseException:
+                self._stopping.set()
                 with trio.CancelScope(shield=True):
-                    for child in reversed(list(self._children.values())):
-                        await child.end()
+                    for started in reversed(list(self._children.values())):
+                        await started.end()
                 self._children.clear()
                 self.state = "stopped"
                 raise
 
     async def launch(self) -> BaseException | None:
-        """Start the children again, after a parent's restart of this supervisor."""
-        self.state = "running"
-        self._recent.clear()
+        """Start the children again, after a parent's restart of this supervisor.
+
+        Return the error of the first that does not start, or that of an exceeded intensity; None
+        where all run, where the group parks, or where it stops meanwhile.
+        """
         async with self._operation():
-            for child in list(self._children.values()):
-                error = await child.launch()
-                if error is not None:
-                    return error
-        return None
+            if self.state == "stopped" or self._ending:
+                return None
+            self.state = "running"
+            self._halted = self._awaits_parent = False
+            self._restarts.forget()
+            self._falls.clear()
+            try:
+                fall = await self._bring_up(list(self._children.values()), once=True)
+            except BaseException:
+                self._halted = self._awaits_parent = True
+                raise
+            if fall is None:
+                return None
+            if not fall.spent:
+                self._halted = self._awaits_parent = True
+                return fall.exit.error
+            return await self._come_to_rest(fall.exit)
 
     async def halt(self) -> None:
         """End the children's incarnations, in reverse start order; they keep their mailboxes."""
+        self._halted = self._awaits_parent = True
+        self._cut()
         async with self._operation():
-            await self._halt_all()
+            await self._halt_all(self._children.values())
+            self._falls.clear()
 
-    async def _halt_all(self) -> None:
-        for child in reversed(list(self._children.values())):
-            await child.halt()
+    async def end(self) -> list[Cell]:
+        """Stop the group for good; return the cells that have not ended in their time."""
+        if self.state == "stopped":
+            return []
+        self._stopping.set()
+        self._cut()
+        left: list[Cell] = []
+        async with self._operation():
+            for id_, child in reversed(list(self._children.items())):
+                left += await child.end()
+                self._children.pop(id_, None)
+            self.state = "stopped"
+            if self.parent is not None and self.parent._children.get(self.id) is self:
+                del self.parent._children[self.id]
+        return left
+
+    async def _end_for(self, done: TrioFuture[list[Cell]]) -> None:
+        """Stop the group for a caller who waits for it, and who may be cancelled."""
+        try:
+            done._answer(await self.end())
+        finally:
+            done._answer([])
+
+    async def _regroup(self) -> None:
+        """Decide on those that fell."""
+        async with self._operation():
+            fall = await self._bring_up([])
+            if fall is not None:
+                await self._exhaust(fall.exit)
+
+    async def _relaunch(self) -> None:
+        """Start all children, after an unpark."""
+        async with self._operation():
+            if self._awaits_parent or self._ending or self.state != "running":
+                return
+            self._halted = False
+            self._falls.clear()
+            fall = await self._bring_up(list(self._children.values()))
+            if fall is not None:
+                await self._exhaust(fall.exit)
+
+    # -- going round
+
+    async def _bring_up(
+        self, pending: list[Child], *, first: ActorChild | None = None, once: bool = False
+    ) -> Fall | None:
+        """Start children in order, and go round by those that fall meanwhile, until all run.
+
+        Args:
+            pending: Whom to start, in start order.
+            first: One of them that is given up, uncounted, when it fails to start.
+            once: Whether a start that fails ends the operation, unspent, instead of counting.
+
+        Returns:
+            None where all run or the group is at rest; else the fall that ended the operation.
+        """
+        while not self._at_rest:
+            pending = [child for child in pending if self._children.get(child.id) is child]
+            falls = self._take_falls(pending)
+            if falls:
+                fall, pending = await self._go_round(falls, pending)
+                if fall is not None:
+                    return fall
+                continue
+            if not pending:
+                return None
+            cut, error = await self._start(pending[0])
+            if cut:
+                continue
+            child = pending.pop(0)
+            if error is None or self._children.get(child.id) is not child:
+                continue
+            fall = Fall(child.id, Exit(CRASHED, error))
+            if once:
+                return fall
+            if child is first:
+                await self._give_up(first, error)
+            else:
+                self._falls.append(fall)
+        return None
+
+    async def _start(self, child: Child) -> tuple[bool, BaseException | None]:
+        """Start one child; return whether its start was cut short, and why it failed, if so."""
+        with trio.CancelScope() as scope:
+            self._launching = scope
+            try:
+                return False, await child.launch()
+            finally:
+                self._launching = None
+        return True, None
+
+    def _take_falls(self, pending: Iterable[Child]) -> list[Fall]:
+        if not self._falls:
+            return []
+        falls, self._falls = self._falls, []
+        return uncovered(falls, list(self._children), {child.id for child in pending})
+
+    async def _go_round(
+        self, falls: list[Fall], pending: list[Child]
+    ) -> tuple[Fall | None, list[Child]]:
+        """Stop whom these falls affect; return whom to start, or the fall that is one too many."""
+        decision = plan(
+            self.spec.strategy,
+            list(self._children),
+            {child.id for child in pending},
+            falls,
+            self._next_wait_s,
+        )
+        if isinstance(decision, Fall):
+            return decision, pending
+        pending = [self._children[id_] for id_ in decision.ids]
+        await self._halt_all(pending)
+        with trio.move_on_after(decision.delay_s):
+            await self._stopping.wait()
+        return None, pending
+
+    def _next_wait_s(self, counts: bool) -> float | None:
+        return self._restarts.next_wait_s(
+            self.spec, trio.current_time(), counts, self.system.random
+        )
+
+    async def _halt_all(self, children: Iterable[Child]) -> None:
+        """Halt children in reverse, and end the temporary ones among them."""
+        for child in reversed(list(children)):
+            if child.restart == "temporary":
+                await child.end()
+            else:
+                await child.halt()
 
     # -- when a child ends
 
     def _ends_with(self, cell: Cell) -> bool:
         """Whether a stop of this child is its end."""
         child = self._children.get(cell.child_id)
-        return cell.ending or not isinstance(child, _ActorChild) or child.restart != "permanent"
+        return cell.ending or not isinstance(child, ActorChild) or child.restart != "permanent"
 
     def _child_exited(self, cell: Cell, outcome: Exit) -> float | None:
         """Say how long the cell is to wait before its next incarnation; None ends it.
@@ -407,153 +489,69 @@ class Supervisor:
         A cell that is held waits, whatever is returned.
         """
         child = self._children.get(cell.child_id)
-        if cell.ending or not isinstance(child, _ActorChild) or self.system.stopping:
+        if cell.ending or not isinstance(child, ActorChild) or self._ending:
             return None
         if cell.held:
             return 0.0
-        crashed = outcome.kind == CRASHED
-        if child.restart == "temporary" or (child.restart == "transient" and not crashed):
+        if not starts_again(child.restart, outcome.kind == CRASHED):
             return None
-        if child.launching:
+        if self._halted or child.failed_to_start:
             cell.held = True  # Whoever launches it decides.
             return 0.0
-        if self._operating or self.state != "running":
-            cell.held = True
-            self._fallen.append((cell.child_id, outcome))
-            return 0.0
+        spent = False
         if self.spec.strategy == "one_for_one" and not outcome.poison:
-            delay_s = self._restart_delay(outcome.counts)
+            # At once, whatever else the group is about: a sibling's start may wait for it.
+            delay_s = self._next_wait_s(outcome.counts)
             if delay_s is not None:
                 return delay_s
-            cell.held = True
-            self._soon(self._exhaust, outcome)
-            return 0.0
+            spent = True
         cell.held = True
-        self._decide(cell.child_id, outcome)
+        self._fall(Fall(cell.child_id, outcome, spent))
         return 0.0
 
     def _child_ended(self, cell: Cell) -> None:
         child = self._children.get(cell.child_id)
-        if isinstance(child, _ActorChild) and child.cell is cell:
+        if isinstance(child, ActorChild) and child.cell is cell:
             del self._children[cell.child_id]
 
     def _supervisor_failed(self, child: Supervisor, error: BaseException) -> None:
         """A child supervisor escalated: it counts as a child that crashed."""
-        if self.system.stopping or self._stopping.is_set():
-            return
-        if self._operating or self.state != "running":
-            self._fallen.append((child.spec.id, Exit(CRASHED, error)))
+        if not self._ending:
+            self._fall(Fall(child.id, Exit(CRASHED, error)))
+
+    def _fall(self, fall: Fall) -> None:
+        """Have the group go round by a child that fell: the operation that runs, or a new one."""
+        self._falls.append(fall)
+        if self._operating:
+            self._cut()
         else:
-            self._decide(child.spec.id, Exit(CRASHED, error))
+            self._soon(self._regroup)
 
-    def _decide(self, id_: str, outcome: Exit) -> None:
-        """Restart the group by its strategy, or park or escalate, in a task of the system."""
-        delay_s = None if outcome.poison else self._restart_delay(outcome.counts)
-        if delay_s is None:
-            self._soon(self._exhaust, outcome)
-        else:
-            self._soon(self._regroup, id_, delay_s)
-
-    def _soon(self, afn: Callable[..., Any], *args: Any) -> None:
-        self._operating = True
-        self.system.nursery.start_soon(afn, *args, name=f"{self}: {afn.__name__}")
-
-    def _forget_old(self) -> None:
-        horizon = trio.current_time() - self.spec.period_s
-        while self._recent and self._recent[0] <= horizon:
-            self._recent.popleft()
-
-    def _restart_delay(self, counts: bool) -> float | None:
-        """Count a restart; return its wait, or None where the intensity is exceeded."""
-        self._forget_old()
-        earlier = len(self._recent)
-        if counts:
-            if earlier >= self.spec.intensity:
-                return None
-            self._recent.append(trio.current_time())
-        self.restarts += 1
-        if earlier == 0:
-            return 0.0
-        backoff = self.spec.backoff
-        try:
-            grown_s = backoff.initial_s * backoff.factor ** (earlier - 1)
-        except OverflowError:  # 2.0 ** 1024 is, and a group may be allowed more restarts.
-            grown_s = backoff.max_s
-        wait_s = min(backoff.max_s, grown_s)
-        return wait_s * (1 + backoff.jitter * (2 * self.system.random.random() - 1))
-
-    def _affected(self, id_: str) -> list[_ActorChild | Supervisor]:
-        ids = list(self._children)
-        if id_ not in ids:
-            return []
-        if self.spec.strategy == "one_for_all":
-            return list(self._children.values())
-        if self.spec.strategy == "rest_for_one":
-            return list(self._children.values())[ids.index(id_) :]
-        return [self._children[id_]]
-
-    async def _regroup(self, id_: str, delay_s: float) -> None:
-        """Stop what the strategy says, in reverse order, and start it again in order."""
-        async with self._operation():
-            await self._restart(self._affected(id_), delay_s)
-
-    async def _relaunch(self) -> None:
-        """Start all children, after an unpark."""
-        async with self._operation():
-            self._fallen.clear()
-            await self._restart(list(self._children.values()), 0.0)
-
-    async def _restart(self, affected: list[_ActorChild | Supervisor], delay_s: float) -> None:
-        """Stop and start again until all run, the intensity is exceeded, or a stop comes."""
-        while self.state == "running":
-            for child in reversed(affected):
-                if isinstance(child, _ActorChild) and child.restart == "temporary":
-                    await child.end()
-                else:
-                    await child.halt()
-            with trio.move_on_after(delay_s):
-                await self._stopping.wait()
-            if self._stopping.is_set() or self.system.stopping:
-                return
-            failed = await self._launch_in_order(affected)
-            fallen, self._fallen = self._fallen, []
-            if failed is None:
-                failed = self._first_of(fallen)
-            if failed is None:
-                return
-            id_, outcome = failed
-            next_delay_s = None if outcome.poison else self._restart_delay(outcome.counts)
-            if next_delay_s is None:
-                await self._exhausted(outcome)
-                return
-            affected, delay_s = self._affected(id_), next_delay_s
-
-    def _first_of(self, fallen: list[tuple[str, Exit]]) -> tuple[str, Exit] | None:
-        """Of children that ended during an operation, the one that was started first."""
-        order = {id_: place for place, id_ in enumerate(self._children)} if fallen else {}
-        known = [item for item in fallen if item[0] in order]
-        return min(known, key=lambda item: order[item[0]]) if known else None
-
-    async def _launch_in_order(
-        self, children: list[_ActorChild | Supervisor]
-    ) -> tuple[str, Exit] | None:
-        """Start children in order; return the first that fails to start, and how."""
-        for child in children:
-            id_ = child.cell.child_id if isinstance(child, _ActorChild) else child.spec.id
-            if id_ not in self._children:
-                continue
-            error = await child.launch()
-            if error is not None:
-                return id_, Exit(CRASHED, error, unstarted=True)
-        return None
+    # -- past the intensity
 
     async def _exhaust(self, outcome: Exit) -> None:
-        async with self._operation():
-            if self.state == "running" and not self._stopping.is_set():
-                await self._exhausted(outcome)
+        """Stop the children, then park or escalate. Raises where there is nobody to escalate to."""
+        failure = await self._come_to_rest(outcome)
+        if failure is None:
+            return
+        if self.parent is None:
+            raise failure
+        self.parent._supervisor_failed(self, failure)
 
-    async def _exhausted(self, outcome: Exit) -> None:
-        """Stop the children, then park or escalate."""
+    async def _come_to_rest(self, outcome: Exit) -> IntensityExceededError | None:
+        """Stop the children and park; or return the error to escalate with."""
+        failure = self.last_error = self._exceeded(outcome)
+        self._halted = True
+        await self._halt_all(self._children.values())
+        self._falls.clear()
+        if self.spec.on_exhausted == "park" or outcome.poison:
+            self._park(failure)
+            return None
+        self._awaits_parent = True
+        self.system.emit("escalated", self.spec.id, error=failure)
+        return failure
+
+    def _exceeded(self, outcome: Exit) -> IntensityExceededError:
         if outcome.poison:
             what = "a message went past its deliveries"
         else:
@@ -562,30 +560,49 @@ class Supervisor:
             f"supervisor {self}: {what}; its children are stopped, their mailboxes stand; "
             "the last error is the cause",
             supervisor=self.spec.id,
-            restarts=len(self._recent),
+            restarts=self._restarts.recent(self.spec, trio.current_time()),
             period_s=self.spec.period_s,
         )
         failure.__cause__ = outcome.error
-        self.last_error = failure
-        await self._halt_all()
-        self._fallen.clear()
-        if self.spec.on_exhausted == "park" or outcome.poison:
-            self.state = "parked"
-            self.system.emit("parked", self.spec.id, error=failure)
-            if self.spec.on_parked is not None:
-                try:
-                    self.spec.on_parked(self, failure)
-                except Exception:
-                    logger.exception("on_parked of %s failed; the group is parked", self)
-            return
-        self.system.emit("escalated", self.spec.id, error=failure)
-        if self.parent is None:
-            raise failure
-        self.parent._supervisor_failed(self, failure)
+        return failure
+
+    def _park(self, failure: IntensityExceededError) -> None:
+        self.state = "parked"
+        self.system.emit("parked", self.spec.id, error=failure)
+        if self.spec.on_parked is not None:
+            try:
+                self.spec.on_parked(self, failure)
+            except Exception:
+                logger.exception("on_parked of %s failed; the group is parked", self)
+
+
+async def _wait_ended(cells: Iterable[Cell]) -> None:
+    """Wait for what could not be ended in its time."""
+    for cell in cells:
+        await cell.wait_ended()
+
+
+class _Birth:
+    """A first start that a caller waits for."""
+
+    __slots__ = ("abandoned", "child", "future")
+
+    def __init__(self) -> None:
+        self.future: TrioFuture[TrioActorRef[Any]] = TrioFuture()
+        self.child: ActorChild | None = None
+        self.abandoned = False
+
+    def abandon(self) -> None:
+        """Stop the child, as nobody waits for it any more."""
+        self.abandoned = True
+        if self.child is not None:
+            self.child.cell.ending = True
+            self.child.cell.nudge()
+            self.child.cell.kill("its start was cancelled")
 
 
 class _Operation:
-    """Hold the group's lock, and look at who fell meanwhile when it is over."""
+    """Hold the group's lock, and have the group go round by who fell when it is over."""
 
     __slots__ = ("_supervisor",)
 
@@ -599,12 +616,8 @@ class _Operation:
     async def __aexit__(self, *_exc: object) -> None:
         supervisor = self._supervisor
         supervisor._lock.release()
-        if supervisor._lock.statistics().tasks_waiting:
-            return  # The next operation looks.
+        if supervisor._lock.locked():
+            return  # It was handed over, and the next operation looks.
         supervisor._operating = False
-        fallen, supervisor._fallen = supervisor._fallen, []
-        if supervisor.state != "running" or supervisor.system.stopping:
-            return
-        first = supervisor._first_of(fallen)
-        if first is not None:
-            supervisor._decide(*first)
+        if supervisor._falls and not supervisor._at_rest:
+            supervisor._soon(supervisor._regroup)

@@ -31,7 +31,8 @@ from .errors import ActorDeadError, NameTakenError
 from .ports import DeadLetterSink, Event, EventSink, QuarantineSink
 from .ref import TrioActorRef
 from .registry import Names
-from .supervisor import Supervisor, SupervisorSpec
+from .specs import SupervisorSpec
+from .supervisor import Supervisor
 from .wheel import Wheel
 
 if TYPE_CHECKING:
@@ -337,7 +338,8 @@ class ActorSystem:
             parent: Under which supervisor; None is the root.
 
         Raises:
-            ChildStartError: A child failed to start; those before it were stopped.
+            ChildStartError: A child failed to start, those that had started exceeded the intensity
+                meanwhile, or the parent restarts; what was started was stopped.
             NameTakenError: The parent has a child of that id.
             ActorDeadError: The system is shutting down.
         """
@@ -351,7 +353,8 @@ class ActorSystem:
         try:
             await supervisor._start_all()
         except BaseException:
-            parent._children.pop(spec.id, None)
+            if parent._children.get(spec.id) is supervisor:
+                del parent._children[spec.id]
             raise
         return supervisor
 
@@ -517,9 +520,11 @@ class ActorSystem:
 
     async def _stop(self) -> None:
         self.stopping = True
-        await self.root.stop()
+        for cell in await self.root.end():
+            await cell.wait_ended()
 
     async def _kill_all(self) -> None:
+        self.root.abandon()
         for cell in list(self.cells):
             self._killed.append(cell.key)
             cell.ending = True

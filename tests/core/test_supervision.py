@@ -490,7 +490,7 @@ async def test_child_that_does_not_stop_within_its_time_is_killed(autojump_clock
     assert ("stop", "a") not in journal
 
 
-async def test_sibling_that_crashes_while_a_group_restarts_is_looked_at_afterwards(
+async def test_sibling_that_crashes_while_a_group_restarts_is_restarted_with_it(
     autojump_clock,
 ):
     journal = []
@@ -503,7 +503,8 @@ async def test_sibling_that_crashes_while_a_group_restarts_is_looked_at_afterwar
         await trio.sleep(1)
         refs["a"].tell("boom")
         await trio.sleep(10)
-        assert [await ref.ask("x") for ref in refs.values()] == [2, 3, 3]
+        # One round answers both: the fall of a, which was started first, covers that of b.
+        assert [await ref.ask("x") for ref in refs.values()] == [2, 2, 2]
 
 
 async def test_nested_supervisors_stop_in_reverse(autojump_clock):

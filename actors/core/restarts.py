@@ -1,0 +1,173 @@
+"""The decisions of a supervisor, as functions of what it knows: whom to restart, and when.
+
+| the child was | it crashed or was killed | it stopped |
+|---|---|---|
+| permanent | starts again | starts again |
+| transient | starts again | ends |
+| temporary | ends | ends |
+
+| strategy | who is stopped and started again with a child that fell |
+|---|---|
+| one_for_one | nobody |
+| rest_for_one | those that were started after it |
+| one_for_all | all |
+
+Invariants:
+    I1. Every fall of a round is restarted by the round that `plan` returns, or ends the round.
+    I2. A fall counts once, and not at all where another's restart covers it.
+
+Awaits nothing and reads no clock. Any thread.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+from .settling import Exit
+from .specs import Backoff, SupervisorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Fall:
+    """A child that ended and is to start again.
+
+    Attributes:
+        id: Which.
+        exit: How its incarnation ended.
+        spent: Whether it was counted already and exceeded the intensity.
+    """
+
+    id: str
+    exit: Exit
+    spent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Who is stopped in reverse and started in order, and after which wait.
+
+    Attributes:
+        ids: The children, in start order.
+        delay_s: How long to wait between the two.
+    """
+
+    ids: tuple[str, ...]
+    delay_s: float
+
+
+def starts_again(restart: str, crashed: bool) -> bool:
+    """Whether a child of this restart type is started again when it has ended."""
+    return restart == "permanent" or (restart == "transient" and crashed)
+
+
+def affected(strategy: str, ids: Sequence[str], id_: str) -> Sequence[str]:
+    """Return whom the strategy restarts when a child falls, in start order.
+
+    Args:
+        strategy: The supervisor's.
+        ids: All children, in start order.
+        id_: The child that fell, one of them.
+    """
+    if strategy == "one_for_all":
+        return ids
+    if strategy == "rest_for_one":
+        return ids[ids.index(id_) :]
+    return (id_,)
+
+
+def uncovered(falls: Iterable[Fall], ids: Sequence[str], pending: Collection[str]) -> list[Fall]:
+    """Return the falls that are still to be decided on, in start order.
+
+    Those of children that are gone are not, nor those of children that wait to be started anyway,
+    unless they exhaust the supervisor.
+    """
+    return sorted(
+        (
+            fall
+            for fall in falls
+            if fall.id in ids and (fall.id not in pending or fall.spent or fall.exit.poison)
+        ),
+        key=lambda fall: ids.index(fall.id),
+    )
+
+
+def plan(
+    strategy: str,
+    ids: Sequence[str],
+    pending: Collection[str],
+    falls: Sequence[Fall],
+    next_wait_s: Callable[[bool], float | None],
+) -> Round | Fall:
+    """Say which round answers these falls, or which of them exhausts the supervisor.
+
+    Args:
+        strategy: The supervisor's.
+        ids: All children, in start order.
+        pending: Those that wait to be started already; they are in the round.
+        falls: What to decide on, in start order.
+        next_wait_s: Counts a restart, if it is to count; returns its wait, or None where the
+            intensity is exceeded.
+    """
+    for fall in falls:
+        # Before any restart that would cover it: a poisonous message must not be delivered again.
+        if fall.spent or fall.exit.poison:
+            return replace(fall, spent=True)
+    answered: set[str] = set()
+    delay_s = 0.0
+    for fall in falls:
+        if fall.id in answered:
+            continue
+        wait_s = next_wait_s(fall.exit.counts)
+        if wait_s is None:
+            return replace(fall, spent=True)
+        delay_s = max(delay_s, wait_s)
+        answered.update(affected(strategy, ids, fall.id))
+    answered.update(pending)
+    return Round(tuple(id_ for id_ in ids if id_ in answered), delay_s)
+
+
+class Restarts:
+    """The restarts of one supervisor: all of its life are counted, those of a period kept."""
+
+    __slots__ = ("_recent", "total")
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._recent: deque[float] = deque()
+
+    def recent(self, spec: SupervisorSpec, now_s: float) -> int:
+        """How many count towards the intensity now."""
+        while self._recent and self._recent[0] <= now_s - spec.period_s:
+            self._recent.popleft()
+        return len(self._recent)
+
+    def forget(self) -> None:
+        """Let none of those so far count any more."""
+        self._recent.clear()
+
+    def next_wait_s(
+        self, spec: SupervisorSpec, now_s: float, counts: bool, random: Random
+    ) -> float | None:
+        """Count a restart; return its wait, or None where the intensity is exceeded."""
+        earlier = self.recent(spec, now_s)
+        if counts:
+            if earlier >= spec.intensity:
+                return None
+            self._recent.append(now_s)
+        self.total += 1
+        return backoff_s(spec.backoff, earlier, random)
+
+
+def backoff_s(backoff: Backoff, earlier: int, random: Random) -> float:
+    """Return how long a restart waits after so many earlier ones of its period."""
+    if earlier == 0:
+        return 0.0
+    try:
+        grown_s = backoff.initial_s * backoff.factor ** (earlier - 1)
+    except OverflowError:  # 2.0 ** 1024 is, and a group may be allowed more restarts.
+        grown_s = backoff.max_s
+    wait_s = min(backoff.max_s, grown_s)
+    return wait_s * (1 + backoff.jitter * (2 * random.random() - 1))
