@@ -52,6 +52,17 @@ LOCK_FILE_BYTES: Final = 8192
 """What the engine's lock file takes for `READERS_MAX`. It is mapped, so its room is taken before
 the engine opens it: a hole on a full disk would end the process with SIGBUS."""
 
+_DAMAGE: Final = (
+    lmdb.InvalidError,
+    lmdb.CorruptedError,
+    lmdb.VersionMismatchError,
+    lmdb.PageNotFoundError,
+    lmdb.PageFullError,
+    lmdb.CursorFullError,
+    lmdb.IncompatibleError,
+)
+"""What the engine raises only where its pages contradict each other."""
+
 _open_files: dict[tuple[int, int], str] = {}
 _open_files_lock = threading.Lock()
 verify_file: Final[Callable[[str], list[str]]] = lmdb.verify.verify
@@ -72,7 +83,7 @@ def typed(error: OSError | lmdb.Error, path: Path, doing: str) -> StorageError:
             f"{path} can't be written ({error}); nothing was changed; see its owner and mode",
             path=str(path),
         )
-    if isinstance(error, lmdb.InvalidError | lmdb.CorruptedError | lmdb.VersionMismatchError):
+    if isinstance(error, _DAMAGE):
         return DamagedStoreError(
             f"{path} is refused by the engine ({error}); it was not changed; restore a backup",
             path=str(path),

@@ -57,6 +57,8 @@ MAP_BYTES_MAX: Final = 2**40
 LIMITS: Final = Limits(ops_max=10_000, payload_bytes_max=64 * 2**20)
 LOCK_TIMEOUT_S: Final = 30.0
 CHANGES_KEPT: Final = 10_000
+LOOKS_MAX: Final = 5
+"""A file that is written while it is looked at is looked at so often."""
 SCAN_ROWS_MAX: Final = 4_096
 ONE_STATE_ROWS: Final = 1_000
 """A scan with a limit up to here is of one state, however large its rows are."""
@@ -80,6 +82,7 @@ class LmdbStore:
         self._locks = locks
         self._nonce = nonce
         self._closed = False
+        self._has_failed = False
         self.directory = directory
         """Where the store's files are: `store` inside the state directory."""
 
@@ -97,11 +100,12 @@ class LmdbStore:
         changes_kept: int = CHANGES_KEPT,
         pid: int | None = None,
         host: str | None = None,
+        verify: bool = False,
     ) -> LmdbStore:
         """Open the store in a state directory.
 
-        Blocks: for a full look at the file after an unclean end (about 10 ms a MiB up to 64 MiB,
-        bounded beyond), and for the write lock.
+        Blocks: for a full look at the file after an unclean end or with `verify` (about 10 ms a MiB
+        up to 64 MiB, bounded beyond), and for the write lock.
         Durable: on return, the store exists and this opening is recorded.
 
         Args:
@@ -113,6 +117,7 @@ class LmdbStore:
             map_bytes_max: Where growth stops.
             lock_timeout_s: Seconds to wait for another process's write batch.
             changes_kept: Revisions whose changes are kept; at least 1.
+            verify: Take the full look after a clean end, too; not while others have it open.
         Raises:
             MissingStoreError, ForeignDirectoryError, NewerFormatError, StoreEmptiedError,
             DamagedStoreError, ReadOnlyStoreError, DiskFullError, StoreIOError, AlreadyOpenError,
@@ -121,7 +126,11 @@ class LmdbStore:
         # Absolute, so that a later chdir moves nothing.
         state = Path(path).absolute()
         opening = _Opening(
-            clock_ms, map_bytes, map_bytes_max, Settings(lock_timeout_s, max(1, changes_kept))
+            clock_ms,
+            map_bytes,
+            map_bytes_max,
+            Settings(lock_timeout_s, max(1, changes_kept)),
+            verify,
         )
         process = Process(
             pid=os.getpid() if pid is None else pid,
@@ -175,7 +184,10 @@ class LmdbStore:
         """See `Store.get`."""
         self._check_open()
         raw_key = encode_key(_table(table).key, key)
-        raw = self._environment.get(table, raw_key)
+        try:
+            raw = self._environment.get(table, raw_key)
+        except EngineError as error:
+            raise self._surprise(error) from error
         return None if raw is None else codec.decode(table, raw_key, raw)
 
     def scan(
@@ -231,7 +243,9 @@ class LmdbStore:
             return
         if self._writer is not None:
             self._writer.close()
-            self._close_cleanly()
+            if not (self._has_failed or self._writer.has_failed):
+                # After a failure, what is on disk is for the next open to look at.
+                self._close_cleanly()
         self._environment.close()
         for lock in self._locks:
             lock.close()
@@ -244,19 +258,27 @@ class LmdbStore:
         whole = limit is not None and limit <= ONE_STATE_ROWS
         while more and (left is None or left > 0):
             self._check_open()
-            rows, more = self._environment.page(
-                table,
-                prefix,
-                after=after,
-                reverse=reverse,
-                rows_max=SCAN_ROWS_MAX if left is None else min(left, SCAN_ROWS_MAX),
-                bytes_max=sys.maxsize if whole else SCAN_BYTES_MAX,
-            )
+            try:
+                rows, more = self._environment.page(
+                    table,
+                    prefix,
+                    after=after,
+                    reverse=reverse,
+                    rows_max=SCAN_ROWS_MAX if left is None else min(left, SCAN_ROWS_MAX),
+                    bytes_max=sys.maxsize if whole else SCAN_BYTES_MAX,
+                )
+            except EngineError as error:
+                raise self._surprise(error) from error
             if left is not None:
                 left -= len(rows)
             for key, raw in rows:
                 after = key
                 yield _read(table, key, raw)
+
+    def _surprise(self, error: EngineError) -> StorageError:
+        """What the engine could not read. The next open looks at the whole file."""
+        self._has_failed = True
+        return typed(error, self.directory, "reading the store")
 
     def _check_open(self) -> None:
         if self._closed:
@@ -302,7 +324,9 @@ class _Opening:
         map_bytes: int,
         map_bytes_max: int,
         settings: Settings,
+        verify: bool,
     ) -> None:
+        self._verify = verify
         self._clock_ms = clock_ms
         self._map_bytes = map_bytes
         self._map_bytes_max = max(map_bytes, map_bytes_max)
@@ -324,7 +348,7 @@ class _Opening:
             # From exclusive to shared is not atomic, but every opener holds the write lock here.
             open_lock.acquire(timeout_s, shared=True)
             if alone:
-                _look_first(store)
+                _look_first(store, self._verify)
             environment = self._environment(store)
             undo.callback(environment.close)
             crashpoint("open.before_boot")
@@ -346,7 +370,7 @@ class _Opening:
         identity = read_identity(store)
         # A running process has looked already, and its writes would confuse the verifier.
         if not _is_running(store):
-            _look_first(store)
+            _look_first(store, self._verify)
         environment = self._environment(store, read_only=True)
         try:
             raw = environment.get("meta", _STORE_KEY)
@@ -399,10 +423,23 @@ class _Opening:
             environment.commit(transaction)
 
 
-def _look_first(store: Path) -> None:
+def _look_first(store: Path, verify: bool) -> None:
     data = store / "data.mdb"
-    meta = read_meta(data)
-    precheck(data, clean=was_closed_cleanly(store, meta), verify=verify_file)
+    for _ in range(LOOKS_MAX - 1):
+        meta = read_meta(data)
+        try:
+            return _look_once(store, verify)
+        except DamagedStoreError:
+            # Another process that commits meanwhile, as one that starts does, confuses the look.
+            if read_meta(data) == meta:
+                raise
+    return _look_once(store, verify)
+
+
+def _look_once(store: Path, verify: bool) -> None:
+    data = store / "data.mdb"
+    clean = not verify and was_closed_cleanly(store, read_meta(data))
+    precheck(data, clean=clean, verify=verify_file)
 
 
 def _check_identity(store: Path, identity: Identity, row: Row | None) -> StoreMeta:

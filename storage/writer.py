@@ -97,6 +97,8 @@ class Writer:
         self._wanted: str | None = None
         self._serviced = threading.Event()
         self._lost: StoreLostError | None = None
+        self.has_failed = False
+        """Whether a batch was not stored, or needed a second try. Stays true."""
         self._deaths = 0
         self._batches = process.last_batch
         self._refused: dict[str, int] = {}
@@ -177,6 +179,7 @@ class Writer:
 
     def _mourn(self, job: _Job | None, error: BaseException) -> None:
         """In the dying thread: have another one started, or, the second time, give up."""
+        self.has_failed = True
         self._deaths += 1
         if job is None or self._deaths >= FAILURES_MAX:
             self._lose(error)
@@ -209,6 +212,7 @@ class Writer:
             except lmdb.MapResizedError:
                 self._wait_for("resized", job)
             except (_CommitError, lmdb.Error) as error:
+                self.has_failed = True
                 job.failures += 1
                 job.error = error.__cause__ if isinstance(error, _CommitError) else error
                 self._wait_for("reopen", job)
@@ -265,6 +269,7 @@ class Writer:
         return is_in
 
     def _not_stored(self, job: _Job, error: Exception) -> list[Outcome]:
+        self.has_failed = True
         for request in job.batch.requests:
             if request.chain is not None:
                 sender, epoch = request.chain
@@ -328,6 +333,7 @@ class Writer:
             path=self._path,
         )
         lost.__cause__ = error
+        self.has_failed = True
         with self._state:
             self._lost = lost
 

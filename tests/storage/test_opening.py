@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -287,6 +288,36 @@ def test_a_clean_close_spares_the_next_open_the_long_look(
     (state / "store" / "closed.json").write_text('{"txn": 1, "last_page": 1}')
     _open(state).close()
     assert len(looked) == 1
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_the_long_look_is_taken_after_a_clean_close_where_it_is_asked_for(
+    state: Path, monkeypatch: pytest.MonkeyPatch, read_only: bool
+) -> None:
+    looked: list[str] = []
+    monkeypatch.setattr(lmdb_store, "verify_file", lambda path: looked.append(path) or [])
+    _open(state, read_only=read_only, verify=True).close()
+    assert len(looked) == 1
+
+
+def test_a_file_that_changes_while_it_is_looked_at_is_looked_at_again(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metas = itertools.count(1)
+    looked: list[str] = []
+
+    def confused(path: str) -> list[str]:
+        looked.append(path)
+        return ["a page that was written just now"] if len(looked) == 1 else []
+
+    def changing(path: Path) -> Any:
+        return read_meta(path)._replace(txn=next(metas))
+
+    read_meta = precheck.read_meta
+    monkeypatch.setattr(lmdb_store, "verify_file", confused)
+    monkeypatch.setattr(lmdb_store, "read_meta", changing)
+    _open(state, read_only=True, verify=True).close()
+    assert len(looked) == 2
 
 
 def test_a_refused_store_does_not_kill_the_process_that_looks(state: Path) -> None:

@@ -17,10 +17,12 @@ from abeyance.storage import codec, lmdb_store, writer
 from abeyance.storage.environment import Environment
 from abeyance.storage.errors import (
     CommitFailedError,
+    DamagedStoreError,
     DiskFullError,
     LockTimeoutError,
     MapLimitError,
     StoreClosedError,
+    StoreIOError,
     StoreLostError,
     UnreadableRecordError,
 )
@@ -102,6 +104,42 @@ def test_a_batch_that_fails_twice_is_not_stored_and_the_store_goes_on(
     # What was planned on it is refused; what is planned anew is stored.
     assert store.commit(rows.cas(B, 0, chain=Chain("s", 0))) == [Refused(behind=True)]
     assert isinstance(store.commit(rows.cas(A, 0, chain=Chain("s", 1)))[0], Committed)
+
+
+@pytest.mark.parametrize("failures", [0, 1, 2])
+def test_a_close_is_clean_only_where_no_commit_failed(
+    lmdb_opener: Any, rows: Any, failing: _Failing, failures: int
+) -> None:
+    store = lmdb_opener.open()
+    failing.plan = [("before", _disk_error(5))] * failures
+    store.commit(rows.cas(A, 0))
+    store.close()
+    looking = lmdb_opener.open(read_only=True)
+    assert looking.get("meta", ("store",)).record.clean == (failures == 0)
+    assert (looking.directory / "closed.json").exists() == (failures == 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [(lmdb.CorruptedError("page"), DamagedStoreError), (lmdb.BadTxnError("bad"), StoreIOError)],
+    ids=["damage", "another"],
+)
+@pytest.mark.parametrize("how", ["get", "page"])
+def test_what_the_engine_cannot_read_is_a_typed_error_and_the_close_is_not_clean(
+    lmdb_opener: Any, monkeypatch: pytest.MonkeyPatch, how: str, error: Exception, kind: type
+) -> None:
+    store = lmdb_opener.open()
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Environment, how, fail)
+        with pytest.raises(kind):
+            store.get("wakes", A) if how == "get" else list(store.scan("wakes"))
+    store.close()
+    looking = lmdb_opener.open(read_only=True)
+    assert not looking.get("meta", ("store",)).record.clean
 
 
 def test_a_second_commit_that_failed_after_it_was_on_disk_counts(
