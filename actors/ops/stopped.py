@@ -3,7 +3,9 @@
 Invariants:
     I1  Looking opens the store read-only: nothing is created, owned, booted or repaired.
     I2  A release writes the rows that a running host's ledger writes. It is refused where a live
-        process owns the agent: that process would not learn of it.
+        process owns the agent: that process would not learn of it. The commit guards the owner row
+        it judged by, so that a host which claims the agent meanwhile makes it judge again.
+    I3  A row that cannot be read hides nothing but what it says.
 
 Blocking; the thread that made it.
 """
@@ -22,7 +24,7 @@ from abeyance.storage.codec import encode
 from abeyance.storage.errors import UnreadableRecordError
 from abeyance.storage.lmdb_store import LmdbStore
 from abeyance.storage.locks import is_locked
-from abeyance.storage.store import Append, Committed, Guard, NotStored, Put, Request
+from abeyance.storage.store import Append, Committed, Delete, Guard, NotStored, Put, Request
 from abeyance.storage.tables.agents import Agent
 from abeyance.storage.tables.slots import Head, Turn
 from abeyance.storage.tables.waits import LogLine, WaitReleased
@@ -72,7 +74,12 @@ class StoppedStore:
         self._directory = directory
         self._clock = _WallClock()
         self._store = LmdbStore.open(
-            directory, clock_ms=self._clock.now_ms, create=False, read_only=not writing
+            directory,
+            clock_ms=self._clock.now_ms,
+            create=False,
+            read_only=not writing,
+            # An operator looks when something is wrong, and the engine dies of a garbled page.
+            verify=True,
         )
         self._waits = WaitBook(self._store, self._clock)
 
@@ -81,10 +88,11 @@ class StoppedStore:
         self._store.close()
 
     def status(self) -> StatusReport:
-        """What the records say. An agent is `held`, `idle`, or `interrupted` (an open turn).
+        """What the records say. An agent is `held`, `idle`, `interrupted` (an open turn), or
+        `unreadable` (a row of it cannot be trusted).
 
         Raises:
-            UnreadableRecordError: A row that is needed cannot be trusted; it names it.
+            StorageError: The store cannot be read.
         """
         meta = self._store.get("meta", ("store",))
         waits = self._waits.listing()
@@ -94,8 +102,7 @@ class StoppedStore:
             pid=None,
             started_ms=None,
             agents=tuple(
-                self._agent(str(key[0]), _read(row), waits)
-                for key, row in self._store.scan("agents")
+                self._agent(str(key[0]), row, waits) for key, row in self._store.scan("agents")
             ),
             waits=tuple(WaitReport(**wait._asdict()) for wait in waits),
             dead_letters=self._count("dead_letters"),
@@ -118,7 +125,7 @@ class StoppedStore:
             NeedsHostError: The agent is held by a quota without an instant; nothing was released.
             StorageError: The commit failed; nothing was released.
         """
-        self._refuse_owned(agent)
+        self._owner_guard(agent)
         if self._store.get("agents", (agent,)) is None and not self._waits.listing(agent):
             raise UnknownAgentError(
                 f"no agent {agent!r} in this store and no wait of one; nothing was released; "
@@ -126,20 +133,22 @@ class StoppedStore:
                 agent=agent,
             )
         for _ in range(ATTEMPTS_MAX):
+            # Each time anew: a host may have claimed the agent since, and read its waits already.
+            owner = self._owner_guard(agent)
             lifted = [w for w in self._waits.listing(agent) if model in (None, w.model)]
             if not lifted:
                 self._refuse_quota(agent, model)
                 return ReleaseReport(released=())
-            [outcome] = self._store.commit(self._request(lifted))
-            if isinstance(outcome, Committed):
+            outcomes = self._store.commit(*self._requests(owner, lifted))
+            if all(isinstance(outcome, Committed) for outcome in outcomes):
                 return ReleaseReport(
                     released=tuple(
                         ReleasedReport(agent=wait.agent, model=wait.model, reach="recorded")
                         for wait in lifted
                     )
                 )
-            if isinstance(outcome, NotStored):
-                raise outcome.error
+            if isinstance(outcomes[0], NotStored):
+                raise outcomes[0].error
         raise ReleaseContestedError(
             f"the waits of {agent} changed {ATTEMPTS_MAX} times while they were released; "
             "some may still bind; list them and release again"
@@ -147,20 +156,38 @@ class StoppedStore:
 
     # -- reading -----------------------------------------------------------------------------
 
-    def _agent(self, name: str, record: Agent, waits: tuple[ProviderWait, ...]) -> AgentReport:
-        number, turn = self._open_turn(name)
+    def _agent(self, name: str, row: Any, waits: tuple[ProviderWait, ...]) -> AgentReport:
+        model, inbox = "", 0
+        try:
+            if isinstance(row, Exception):
+                raise row
+            record: Agent = row.record
+            model, inbox = record.model, self._count("inbox", (record.slot,))
+            number, turn = self._open_turn(name)
+        except UnreadableRecordError:
+            return AgentReport(
+                name=name,
+                state="unreadable",
+                model=model,
+                turn=None,
+                round=None,
+                attempts=None,
+                held=None,
+                inbox=inbox,
+                wakes=self._count("wakes", (name,)),
+            )
         state: Literal["idle", "held", "interrupted"] = "idle"
         if turn is not None:
             state = "held" if turn.held is not None else "interrupted"
         return AgentReport(
             name=name,
             state=state,
-            model=record.model if turn is None else turn.model,
+            model=model if turn is None else turn.model,
             turn=number,
             round=None if turn is None else turn.round,
             attempts=None if turn is None else turn.attempts,
             held=None if turn is None else _held(turn, waits),
-            inbox=self._count("inbox", (record.slot,)),
+            inbox=inbox,
             wakes=self._count("wakes", (name,)),
         )
 
@@ -175,14 +202,21 @@ class StoppedStore:
 
     # -- releasing ---------------------------------------------------------------------------
 
-    def _request(self, lifted: list[ProviderWait]) -> Request:
+    def _requests(self, owner: Guard, lifted: list[ProviderWait]) -> list[Request]:
+        """The requests of one release. They are decided in one transaction, and hold together."""
         by, now_ms = this_requester(), self._clock.now_ms()
-        guards: list[Guard] = []
+        guards: list[Guard] = [owner]
+        unreadable: list[tuple[str, str]] = []
         puts: list[Put] = []
         appends: list[Append] = []
         for wait in lifted:
             key = (wait.agent, wait.model)
-            guards += self._guard(key)
+            try:
+                row = self._store.get("waits", key)
+            except UnreadableRecordError:
+                unreadable.append(key)
+            else:
+                guards.append(Guard("waits", key, 0 if row is None else row.counter))
             released = WaitReleased(by=by, at_ms=now_ms, act=f"{now_ms:x}-{secrets.token_hex(6)}")
             puts.append(Put("waits", key, encode(released)))
             line = LogLine(
@@ -193,14 +227,16 @@ class StoppedStore:
                 at_ms=now_ms,
             )
             appends.append(Append("log", encode(line)))
-        return Request(guards=tuple(guards), puts=tuple(puts), appends=tuple(appends))
-
-    def _guard(self, key: tuple[str, str]) -> list[Guard]:
-        try:
-            row = self._store.get("waits", key)
-        except UnreadableRecordError:
-            return []  # The release replaces what cannot be read; there is no counter to believe.
-        return [Guard("waits", key, 0 if row is None else row.counter)]
+        if not unreadable:
+            return [Request(guards=tuple(guards), puts=tuple(puts), appends=tuple(appends))]
+        # Nothing can be put over a row that cannot be read, and it has no counter to guard: it is
+        # deleted first. Under the same guards, so that it stays where the rest is refused.
+        deletes = tuple(Delete("waits", key) for key in unreadable)
+        gone = tuple(Guard("waits", key, 0) for key in unreadable)
+        return [
+            Request(guards=tuple(guards), deletes=deletes),
+            Request(guards=gone, puts=tuple(puts), appends=tuple(appends)),
+        ]
 
     def _refuse_quota(self, agent: str, model: str | None) -> None:
         _, turn = self._open_turn(agent)
@@ -212,10 +248,13 @@ class StoppedStore:
                 field="agent",
             )
 
-    def _refuse_owned(self, agent: str) -> None:
-        owner = self._store.get("owners", ("agent", agent))
+    def _owner_guard(self, agent: str) -> Guard:
+        """See that no live process owns the agent; the guard under which that still holds."""
+        key = ("agent", agent)
+        owner = self._store.get("owners", key)
+        guard = Guard("owners", key, 0 if owner is None else owner.counter)
         if owner is None or not is_locked(self._store.directory / "owners" / owner.record.nonce):
-            return
+            return guard
         process = _record(self._store.get("processes", (owner.record.nonce,)))
         pid, host = (0, "?") if process is None else (process.pid, process.host)
         raise AgentOwnedElsewhereError(
@@ -229,12 +268,6 @@ class StoppedStore:
 
 def _record(row: Any) -> Any:
     return None if row is None else row.record
-
-
-def _read(row: Any) -> Any:
-    if isinstance(row, Exception):
-        raise row
-    return row.record
 
 
 def _held(turn: Turn, waits: tuple[ProviderWait, ...]) -> HeldReport | None:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import pytest
 import trio
 
@@ -21,6 +22,7 @@ from abeyance.actors.testing import ScriptedProvider
 from abeyance.actors.testing.scripted import fail, reply
 from abeyance.storage.codec import encode
 from abeyance.storage.errors import ReadOnlyStoreError
+from abeyance.storage.keys import encode_key
 from abeyance.storage.lmdb_store import LmdbStore
 from abeyance.storage.store import Committed, Guard, Put, Request
 from abeyance.storage.tables.slots import Held, Turn
@@ -204,6 +206,111 @@ async def test_release_is_refused_by_pid_where_a_live_process_owns_the_agent(sta
         host.wait()
         assert len(store.release("ana").released) == 1
         store.close()
+
+
+async def test_release_is_refused_where_a_host_claims_the_agent_just_before_the_commit(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await hold(state)
+    hosts: list[subprocess.Popen[bytes]] = []
+    judged = StoppedStore._requests
+
+    def boot_a_host_first(self: StoppedStore, *arguments: Any) -> Any:
+        if not hosts:
+            host = subprocess.Popen(
+                [sys.executable, "-c", HOST_WITHOUT_A_SOCKET, str(state)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            hosts.append(host)
+            assert host.stdout is not None
+            assert host.stdout.readline() == b"ready\n"
+        return judged(self, *arguments)
+
+    monkeypatch.setattr(StoppedStore, "_requests", boot_a_host_first)
+    store = StoppedStore(state, writing=True)
+    try:
+        with pytest.raises(AgentOwnedElsewhereError) as caught:
+            await trio.to_thread.run_sync(store.release, "ana")
+        assert caught.value.pid == hosts[0].pid
+        assert [wait.model for wait in store.waits("ana")] == ["m1"]
+    finally:
+        store.close()
+        for host in hosts:
+            with host:
+                host.kill()
+
+
+# -- what cannot be read -------------------------------------------------------------------------
+
+
+def damage(state: Path, table: str, *key: Any) -> None:
+    """Flip one bit of a row's body on disk, as a bad cable would."""
+    with lmdb.open(str(state / "store"), max_dbs=128, map_size=2**30) as environment:
+        rows = environment.open_db(table.encode(), create=False)
+        with environment.begin(write=True, db=rows) as transaction:
+            raw_key = encode_key(tuple(map(type, key)), key)
+            raw = bytearray(transaction.get(raw_key))
+            raw[-1] ^= 1
+            transaction.put(raw_key, bytes(raw))
+
+
+@pytest.mark.parametrize(
+    ("row", "model"),
+    [(("heads", "ana"), "m1"), (("turns", "ana", 1), "m1"), (("agents", "ana"), "")],
+    ids=["its head", "its turn", "itself"],
+)
+async def test_one_unreadable_row_shows_its_agent_as_unreadable_and_hides_no_other(
+    state: Path, row: tuple[Any, ...], model: str
+) -> None:
+    await hold(state)
+    damage(state, *row)
+    store = StoppedStore(state)
+    ana, bo = store.status().agents
+    store.close()
+    assert (ana.name, ana.state, ana.model, ana.turn) == ("ana", "unreadable", model, None)
+    assert (bo.name, bo.state) == ("bo", "idle")
+
+
+async def test_an_unreadable_wait_is_listed_and_can_be_released_on_a_stopped_store(
+    state: Path,
+) -> None:
+    await hold(state)
+    damage(state, "waits", "ana", "m1")
+    store = StoppedStore(state, writing=True)
+    assert [(wait.model, wait.deadline_ms) for wait in store.waits("ana")] == [("m1", None)]
+    assert [wait.model for wait in store.release("ana").released] == ["m1"]
+    assert store.waits("ana") == ()
+    store.close()
+    looked = LmdbStore.open(state, clock_ms=lambda: 0, read_only=True)
+    row = looked.get("waits", ("ana", "m1"))
+    looked.close()
+    assert row is not None
+    assert isinstance(row.record, WaitReleased)
+
+
+@pytest.mark.parametrize("verb", [("status",), ("release", "ana")], ids=["status", "release"])
+async def test_a_garbled_page_of_a_cleanly_closed_store_is_refused_by_name(
+    state: Path, verb: tuple[str, ...]
+) -> None:
+    await hold(state)
+    closed = (state / "store" / "closed.json").read_bytes()
+    data = state / "store" / "data.mdb"
+    content = bytearray(data.read_bytes())
+    for at in range(2 * 4096, len(content), 4096):
+        content[at + 16 : at + 4096] = b"\xa5" * 4080
+    data.write_bytes(content)
+    # In a process of its own, since the engine would end this one if it were given the file.
+    done = await trio.run_process(
+        [sys.executable, "-m", "abeyance.actors.ops.cli", verb[0], str(state), *verb[1:]],
+        capture_stdout=True,
+        capture_stderr=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b" is damaged: " in done.stderr
+    assert data.read_bytes() == content
+    assert (state / "store" / "closed.json").read_bytes() == closed
 
 
 # -- a real runtime behind the socket ------------------------------------------------------------
