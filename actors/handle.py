@@ -126,6 +126,9 @@ class AgentHandle:
                 raise InvalidMessageError(
                     f"message[{position}].type", f"a sent message holds text, not {kind!r} blocks"
                 )
+        if not any(isinstance(block, TextBlock) and block.text.strip() for block in blocks):
+            # No provider takes a message that says nothing.
+            raise InvalidMessageError("message", "must hold text that is not blank")
         body = encode_body(blocks)
         now_ms = self._runtime.clock.now_ms()
         own = identity(author) == identity(self.name)

@@ -34,7 +34,7 @@ from .domain.errors import (
     UnknownAgentError,
 )
 from .domain.gate import Gate
-from .domain.ingress import check_name, clean_text
+from .domain.ingress import check_name, clean_text, identity
 from .domain.journal import Journal
 from .domain.protocol import ReleaseReceipt, ReleaseWaits
 from .domain.rings import WaitRings
@@ -132,6 +132,13 @@ class Runtime:
                 f"(runtime.agent({name!r}))",
                 agent=name,
             )
+        for other in (*self._members, *self._adding):
+            if identity(other) == identity(name):
+                raise AgentExistsError(
+                    f"agent {other!r} is here and {name!r} is the same participant by another "
+                    "spelling; nothing was done; choose a name that differs in more than its form",
+                    agent=name,
+                )
         self._adding.add(name)
         try:
             await self._own(name)
@@ -317,7 +324,8 @@ class Runtime:
         check_name(agent, "agent")
         if model is not None and model != "*":
             check_name(model, "model")
-        if agent not in self._members and not self.provider_waits(agent):
+        known = agent in self._members or any(act.key[0] == agent for act in self._waits.pending)
+        if not known and not self.provider_waits(agent):
             raise UnknownAgentError(
                 f"no agent {agent!r} here and no wait of one; nothing was released; "
                 "list the waits for the names there are",

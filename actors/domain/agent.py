@@ -145,8 +145,10 @@ class Agent(TrioActor):
 
     def _found_open_turn(self, answer: Answer) -> None:
         turn: Turn | None = answer.unwrap()
-        if turn is not None and turn.state == "held" and turn.held is not None:
-            held = turn.held
+        held = None if turn is None or turn.state != "held" else turn.held
+        # A hold is of one model: an agent that was given another since goes on with that one, and
+        # the old one's wait stands for whoever asks for it again.
+        if held is not None and held.model == self._settings.model:
             cause: Any = held.cause
             self._hold(Deferral(held.agent, held.model, None, "held before this start", cause))
             self._look_again()

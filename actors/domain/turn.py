@@ -12,10 +12,11 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeGuard
 
 import stamina
 import trio
@@ -37,6 +38,7 @@ from abeyance.storage.crashpoints import crashpoint, declare
 from abeyance.storage.errors import InvalidRecordError, UnreadableRecordError
 from abeyance.storage.store import Store
 from abeyance.storage.tables.blocks import Block, TextBlock, ToolResultBlock, ToolUseBlock
+from abeyance.storage.tables.fields import INSTANT_MS_MAX
 from abeyance.storage.tables.slots import Body, Held
 
 from .ingress import clean_text, new_message_id
@@ -241,7 +243,8 @@ class TurnTask:
         self.sent = failed.sent
         # What a person reads beside a wait are the provider's words, where it gave any.
         text = clean_text(failed.said or str(failed), 300)
-        stated = failed.stated
+        # An adapter that a host wrote may hand over anything here.
+        stated = failed.stated if isinstance(failed.stated, StatedWait) else None
         states = None if stated is None else _states(stated, text)
         # Cancelled here, the settlement is in the gate's mailbox all the same.
         receipt = await self._seams.gate.ask(Settle(permit, "failed", states))
@@ -380,11 +383,17 @@ def _unexpected(error: Exception, permit: Permit) -> ProviderError:
     return ProviderError(f"{type(error).__name__}: {error}", retryable=False, sent=permit.used)
 
 
+def _is_instant(value: object) -> TypeGuard[float]:
+    """Only a number is an instant; text, None and a truth value state nothing."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and 0 <= value <= INSTANT_MS_MAX  # type: ignore[operator]
+
+
 def _states(stated: StatedWait, text: str) -> tuple[int | None, str] | None:
     """What of a statement is for the ledger: an instant, or a wait without end; else nothing."""
     match stated.ends:
-        case WaitEnds.UNTIL:
-            return stated.deadline_ms, text
+        case WaitEnds.UNTIL if _is_instant(stated.deadline_ms):
+            return math.ceil(stated.deadline_ms), text
         case WaitEnds.UNTIL_RELEASED:
             return None, text
         case _:

@@ -105,7 +105,8 @@ class WaitBook:
         """The waits in force, of one agent or of all, by agent and model."""
         found: dict[tuple[str, str], Wait | WaitReleased] = {}
         for key, row in self._store.scan("waits", () if agent is None else (agent,)):
-            name = (str(key[0]), str(key[1]))
+            # A key that cannot be read is shown as far as it can be.
+            name = (str(key[0]) if key else "*", str(key[1]) if len(key) > 1 else "*")
             if isinstance(row, UnreadableRecordError):
                 found[name] = Wait(
                     deadline_ms=None,

@@ -14,7 +14,9 @@ from trio.testing import MockClock
 
 from abeyance.actors.core import ActorSystem, OutcomeUnknownError
 from abeyance.actors.domain.errors import (
+    AgentExistsError,
     AgentOwnedElsewhereError,
+    InvalidMessageError,
     InvalidSpecError,
     NotStoredError,
     OwnershipLostError,
@@ -24,7 +26,9 @@ from abeyance.actors.domain.gate import Gate as GateActor
 from abeyance.actors.domain.persistence import until_stored
 from abeyance.actors.domain.protocol import Settle
 from abeyance.actors.opening import open_runtime
-from abeyance.actors.testing import Gate, call_tool, fail, reply
+from abeyance.actors.providers.port import ProviderError
+from abeyance.actors.providers.stated import StatedWait, WaitEnds, WaitKind
+from abeyance.actors.testing import Gate, call_tool, fail, raise_, reply
 from abeyance.storage.codec import encode
 from abeyance.storage.errors import (
     DiskFullError,
@@ -289,8 +293,9 @@ async def test_a_gate_that_dies_while_a_wait_is_recorded_does_not_record_it_agai
         assert (await shown(ana))[-1] == "assistant: after"
 
 
-async def test_a_quota_hold_is_ended_by_a_release_of_the_model_it_is_listed_under(
-    world: World, virtual_time: MockClock
+@pytest.mark.parametrize("kept", [False, True], ids=["another model", "the same model"])
+async def test_a_quota_hold_goes_with_its_model_and_ends_by_a_release_of_it(
+    world: World, virtual_time: MockClock, kept: bool
 ) -> None:
     said = {"type": "invalid_request_error", "message": "Your credit balance is too low"}
     body = json.dumps({"type": "error", "error": said})
@@ -301,12 +306,97 @@ async def test_a_quota_hold_is_ended_by_a_release_of_the_model_it_is_listed_unde
         await ana.wait_idle()
         assert world.state().held.cause == "quota"
     async with world.open() as runtime:
-        ana = await world.add([reply("after")], model="m2")
+        ana = await world.add([reply("after")], model="m1" if kept else "m2")
         await ana.wait_idle()
-        assert world.state().held.model == "m1"
-        await runtime.release_provider_wait("ana", "m1", requester="ops")
-        await ana.wait_idle()
+        if kept:
+            assert world.state().held.model == "m1"
+            await runtime.release_provider_wait("ana", "m2", requester="ops")
+            await ana.wait_idle()
+            assert world.state().state == "held"
+            await runtime.release_provider_wait("ana", "m1", requester="ops")
+            await ana.wait_idle()
         assert (await shown(ana))[-1] == "assistant: after"
+
+
+@pytest.mark.behaviour("W-021")
+async def test_an_agent_that_was_given_another_model_is_not_held_by_the_old_ones_wait(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open():
+        ana = await world.add([fail(429, retry_after=3_600)], model="m1")
+        await ana.send("one")
+        await ana.wait_idle()
+    async with world.open() as runtime:
+        ana = await world.add([reply("by m2")], model="m2")
+        await ana.wait_idle()
+        assert (await shown(ana))[-1] == "assistant: by m2"
+        assert [wait.model for wait in runtime.provider_waits("ana")] == ["m1"]
+    async with world.open():
+        ana = await world.add([], model="m1")
+        await ana.send("two")
+        await ana.wait_idle()
+        assert world.state().state == "held"
+
+
+@pytest.mark.behaviour("W-011")
+@pytest.mark.parametrize("stated", ["60", 60, True, "until text", "until none", "until nan"])
+async def test_what_a_hosts_adapter_states_without_a_number_states_nothing(
+    world: World, virtual_time: MockClock, stated: Any
+) -> None:
+    instants = {"until text": "60", "until none": None, "until nan": float("nan")}
+    if stated in instants:
+        instant: Any = instants[stated]
+        kind = WaitKind.RATE_LIMITED
+        stated = StatedWait(kind=kind, ends=WaitEnds.UNTIL, deadline_ms=instant)
+    error = ProviderError("slow down", retryable=True, stated=stated)
+    async with world.open() as runtime:
+        ana = await world.add([raise_(error), reply("after a pause")])
+        await ana.send("one")
+        await ana.wait_idle()
+        assert (await shown(ana))[-1] == "assistant: after a pause"
+        assert runtime.provider_waits() == ()
+        assert world.ref("agent").statistics().incarnation == 1
+
+
+@pytest.mark.behaviour("D-090")
+@pytest.mark.parametrize("blank", ["", "  \n", [{"type": "text", "text": " "}]])
+async def test_a_message_that_says_nothing_is_refused(
+    world: World, virtual_time: MockClock, blank: Any
+) -> None:
+    async with world.open():
+        ana = await world.add([])
+        with pytest.raises(InvalidMessageError, match="blank"):
+            await ana.send(blank)
+        assert await shown(ana) == []
+
+
+@pytest.mark.behaviour("D-004")
+async def test_two_agents_cannot_be_the_same_participant_by_two_spellings(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open():
+        await world.add([], "Ada")
+        for name in ("ada", "ADA", "\uff21da"):
+            with pytest.raises(AgentExistsError, match="Ada"):
+                await world.add([], name)
+
+
+@pytest.mark.behaviour("W-113")
+async def test_a_repeated_release_of_an_agent_that_is_gone_offers_what_is_pending_again(
+    world: World, virtual_time: MockClock, disk: Disk
+) -> None:
+    async with world.open():
+        ana = await world.add([fail(429, retry_after=3_600)])
+        await ana.send("one")
+        await ana.wait_idle()
+    async with world.open() as runtime:
+        with full(disk):
+            receipt = await runtime.release_provider_wait("ana", requester="ops")
+        assert [wait.reach for wait in receipt.released] == ["pending"]
+        await runtime.release_provider_wait("ana", requester="ops")
+        await until(lambda: not runtime._waits.pending)
+    async with world.open() as runtime:
+        assert runtime.provider_waits() == ()
 
 
 async def test_a_parked_agent_runs_again_with_what_was_accepted_for_it(

@@ -385,3 +385,12 @@ def test_a_body_of_any_bytes_is_read(body: bytes):
 def test_a_body_nested_past_the_stack_is_read():
     assert stated(body="[" * 200_000).ends is WaitEnds.UNKNOWN
     assert stated(body='{"error":' * 50_000).ends is WaitEnds.UNKNOWN
+
+
+def test_an_event_whose_data_stands_on_several_lines_is_read_as_one() -> None:
+    body = 'event: error\ndata: {"type":"error",\ndata: "error":{"type":"overloaded_error"}}\n\n'
+    stated = read_stated_wait(
+        status=200, headers={}, body=body, received_at=0, provider="anthropic", transport="sse"
+    )
+    assert stated is not None
+    assert stated.kind == "overloaded"

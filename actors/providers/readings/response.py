@@ -157,12 +157,18 @@ def _documents(text: str) -> Iterable[dict[str, Any]]:
     if whole is not None:
         yield whole
         return
+    data: list[str] = []
     # Not `splitlines`: it also splits at separators that JSON may hold as they are.
-    for line in _LINE_END.split(text):
+    for line in (*_LINE_END.split(text), ""):
         if line.startswith("data:"):
-            event = _json_object(line[5:])
-            if event is not None:
-                yield event
+            data.append(line[5:])
+        elif not line and data:
+            # An event's data may stand on several lines; a sender may also leave out the blank
+            # line between events, and then each line is a document.
+            event = _json_object("\n".join(data))
+            found = [_json_object(each) for each in data] if event is None else [event]
+            yield from (each for each in found if each is not None)
+            data = []
 
 
 def _json_object(text: str) -> dict[str, Any] | None:
