@@ -202,7 +202,8 @@ class Ledger(TrioActor):
         acts = [
             WaitAct((wait.agent, wait.model), WaitReleased(by=by, at_ms=now, act=self._act_id(now)))
             for wait in self._book.listing(release.agent)
-            if release.model in (None, wait.model)
+            # A row whose key cannot be read is listed and has no key to release it by.
+            if "*" not in (wait.agent, wait.model) and release.model in (None, wait.model)
         ]
         receipt = ReleaseReceipt(tuple(ReleasedWait(*act.key, "pending") for act in acts))
         answer = self._act(release, acts, receipt)
