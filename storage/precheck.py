@@ -164,7 +164,7 @@ def _look(file: BinaryIO, meta: Meta, size: int, number: int, below: list[int]) 
 def _damaged(path: Path, findings: list[str]) -> DamagedStoreError:
     return DamagedStoreError(
         f"{path} is damaged: {findings[0]}{' and more' if len(findings) > 1 else ''}; it was not "
-        "opened nor changed; restore a backup, or salvage with 'abeyance check'",
+        "opened nor changed; restore a backup",
         path=str(path),
         findings=tuple(findings[:_FINDINGS_MAX]),
     )

@@ -50,7 +50,8 @@ def socket_address(directory: Path) -> Iterator[str]:
         return
     with tempfile.TemporaryDirectory(prefix="abeyance-", dir=_short_root()) as private:
         link = Path(private) / "d"
-        link.symlink_to(directory.resolve())
+        # Unlike Path.resolve, this does not raise for a loop of links: the system says so.
+        link.symlink_to(os.path.realpath(directory))
         try:
             yield os.fspath(link / SOCKET_NAME)
         finally:

@@ -1,12 +1,13 @@
 """The command line: what an operator asks of a running host or of a stopped store.
 
-Exit codes: 0 done; 1 refused, failed, or a demo line that does not hold; 2 a state directory that
-cannot be used, or a usage mistake; 130 Ctrl-C. Each failure is one line on stderr; with `--json`
-also an object `{"error": {"code", "text", "field"}}` on stdout.
+Exit codes: 0 done; 1 refused, failed, a check with findings, or a demo line that does not hold; 2 a
+state directory that cannot be used, or a usage mistake; 130 Ctrl-C. Each failure is one line on
+stderr; with `--json` also an object `{"error": {"code", "text", "field"}}` on stdout.
 
 Invariants:
     I1  A running host is asked through its control socket; only where none answers is the store
         opened, and then read-only unless the verb changes something.
+    I2  A release that was done exits with 0, whatever becomes of its output.
 
 Runs in a process of its own. Blocking.
 """
@@ -17,6 +18,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Final, Protocol
 
@@ -25,6 +27,7 @@ from rich.console import Console
 
 from abeyance.actors._version import __version__
 from abeyance.actors.core.errors import AbeyanceError
+from abeyance.actors.domain.errors import UnknownAgentError
 from abeyance.actors.domain.ingress import check_name, clean_text
 from abeyance.storage.errors import (
     AlreadyOpenError,
@@ -48,7 +51,7 @@ from .protocol import (
     WaitReport,
     WaitsReport,
 )
-from .render import json_text, print_release, print_status, print_waits
+from .render import json_text, print_check, print_release, print_status, print_waits
 from .stopped import StoppedStore
 
 OK: Final = 0
@@ -66,7 +69,22 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-StateDir = Annotated[Path, typer.Argument(metavar="DIR", help="The host's state directory.")]
+COLUMNS_MIN: Final = 20
+"""A terminal that says it is narrower does not know its width."""
+
+
+def _directory(text: str) -> Path:
+    if not text:
+        # As a path it would be the working directory, which a script whose variable is unset
+        # did not mean.
+        raise typer.BadParameter("the directory's name is empty")
+    return Path(text)
+
+
+StateDir = Annotated[
+    Path,
+    typer.Argument(metavar="DIR", help="The host's state directory.", parser=_directory),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
@@ -154,6 +172,8 @@ def waits(
     target = open_target(directory)
     try:
         found = target.waits(agent)
+        if agent is not None and not found:
+            _check_known(target, agent)
     finally:
         target.close()
     if as_json:
@@ -186,10 +206,31 @@ def release(
         report = target.release(agent, scope)
     finally:
         target.close()
+    try:
+        if as_json:
+            typer.echo(json_text(report))
+        else:
+            print_release(_console(), agent, report)
+    except (OSError, SystemExit) as error:  # The console ends the program where nobody reads.
+        _drop_output()
+        cause = error.strerror if isinstance(error, OSError) else "nobody reads it"
+        _say(f"the release was done; what it lifted cannot be printed ({cause})")
+
+
+@app.command("check")
+def check_store(directory: StateDir, as_json: AsJson = False) -> None:
+    """Read every row of a store and list what is wrong. Changes nothing."""
+    store = StoppedStore(directory)
+    try:
+        report = store.check()
+    finally:
+        store.close()
     if as_json:
         typer.echo(json_text(report))
     else:
-        print_release(_console(), agent, report)
+        print_check(_console(), report)
+    if report.findings:
+        raise typer.Exit(FAILED)
 
 
 @app.command()
@@ -202,7 +243,10 @@ def demo(
         typer.Option(metavar="MODEL", help="The model to ask, with --provider anthropic."),
     ] = None,
     state: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep the host's state here; must be empty.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Keep the host's state here; must be empty.", parser=_directory
+        ),
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the state directory behind.")] = False,
     as_json: AsJson = False,
@@ -229,11 +273,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Without the program's name; by default the process's.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that lacks a character of a report gets its escape, not a failed command.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
     try:
         outcome = app(args=given, prog_name="abeyance", standalone_mode=False)
     except BrokenPipeError:
         # The reader of our output went away, as `head` does. Nothing is left to tell it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return FAILED
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", "interrupted", INTERRUPTED, given)
@@ -242,9 +290,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail("usage", f"{usage.format_message()} (see abeyance --help)", UNUSABLE, given)
     except (AbeyanceError, StorageError) as error:
         exit_code = UNUSABLE if isinstance(error, _BAD_STATE) else FAILED
-        return _fail(error.code, str(error), exit_code, given, getattr(error, "field", None))
+        code = getattr(error, "remote_code", error.code)  # Of a host's refusal, the host's own.
+        return _fail(code, str(error), exit_code, given, getattr(error, "field", None))
     except OSError as error:
-        return _fail("system", f"{error.filename}: {error.strerror}", UNUSABLE, given)
+        if error.filename is None:  # Not a path's: of the streams that were written to.
+            text = f"the output cannot be written ({error.strerror or error}); nothing was changed"
+            return _fail("system", text, FAILED, given)
+        text = f"{os.fsdecode(error.filename)}: {error.strerror}"
+        return _fail("system", text, UNUSABLE, given)
     except Exception as error:  # A fault of ours: a line, too.
         if os.environ.get(TRACEBACK):
             raise
@@ -258,13 +311,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _fail(code: str, text: str, exit_code: int, given: list[str], field: str | None = None) -> int:
     line = clean_text(" ".join(text.split()), 2_000)
     if "--json" in given:
-        typer.echo(json_text({"error": {"code": code, "text": line, "field": field}}))
-    typer.echo(f"abeyance: {line}", err=True)
+        try:
+            typer.echo(json_text({"error": {"code": code, "text": line, "field": field}}))
+        except OSError:
+            _drop_output()
+    else:
+        # What a failed write left in the buffer would fail again at the exit, with a traceback.
+        try:
+            sys.stdout.flush()
+        except (OSError, AttributeError):
+            _drop_output()
+    _say(line)
     return exit_code
 
 
+def _say(line: str) -> None:
+    with suppress(OSError):  # Nowhere is left to say it.
+        typer.echo(f"abeyance: {line}", err=True)
+
+
+def _drop_output() -> None:
+    """Send what is buffered for stdout, and what may follow, nowhere."""
+    with suppress(OSError, AttributeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def _check_known(target: Target, agent: str) -> None:
+    if all(known.name != agent for known in target.status().agents):
+        raise UnknownAgentError(
+            f"no agent {agent!r} is known there, and no wait of one; nothing was done; see the "
+            "status for the names there are",
+            agent=agent,
+        )
+
+
 def _console() -> Console:
-    return Console(highlight=False)
+    console = Console(highlight=False)
+    return console if console.width >= COLUMNS_MIN else Console(highlight=False, width=80)
 
 
 def _now_ms() -> int:

@@ -95,6 +95,7 @@ class ControlClient:
         HostForbiddenError: The socket is another user's.
         HostSilentError: Somebody listens and does not say hello.
         UnsupportedProtocolError: The host speaks another version of the protocol.
+        OSError: The path cannot be followed; `filename` is the socket's.
     """
 
     hello: Hello
@@ -262,6 +263,11 @@ def _connect(directory: Path, timeout_s: float) -> socket.socket:
         raise HostSilentError(
             f"the host of {directory} takes no connection; nothing was done; look at the host"
         ) from None
+    except OSError as error:
+        connection.close()
+        # Of a socket's address, the system's error does not name the path.
+        path = os.fspath(directory / SOCKET_NAME)
+        raise OSError(error.errno, error.strerror or str(error), path) from None
     except BaseException:
         connection.close()
         raise

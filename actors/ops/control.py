@@ -227,7 +227,7 @@ def report_status(status: Any) -> StatusReport:
         for agent in status.agents
     )
     waits = tuple(_mirror(wait, WaitReport) for wait in status.waits)
-    return _mirror(status, StatusReport, agents=agents, waits=waits)
+    return _mirror(status, StatusReport, agents=agents, waits=waits, open_pids=())
 
 
 _T = TypeVar("_T", bound=msgspec.Struct)

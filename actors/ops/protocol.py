@@ -155,7 +155,7 @@ class WaitReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A host, or a stopped store (`pid` and `started_ms` are None)."""
+    """A host, or a store whose host serves no socket (`pid` and `started_ms` are None)."""
 
     directory: str
     store_id: str
@@ -165,6 +165,28 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     waits: tuple[WaitReport, ...]
     dead_letters: int
     quarantine: int
+    open_pids: tuple[int, ...] = ()
+    """Of a store whose host serves no socket: the live processes that have it open all the same; 0
+    for one whose pid cannot be read."""
+
+
+class FindingReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that is wrong with a store. `key` is the row's, as text."""
+
+    problem: str
+    table: str
+    key: str
+    text: str
+
+
+class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What reading every row of a store came to."""
+
+    directory: str
+    rows: int
+    findings: tuple[FindingReport, ...]
+    open_pids: tuple[int, ...]
+    """Processes that may have written meanwhile: then a dangling row may be none. Look again."""
 
 
 class WaitsReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,5 +1,7 @@
 """What the command line prints: tables for a person at 80 columns, JSON for a program.
 
+On a console too narrow for a table's columns, each of its rows is printed as a block.
+
 Every text that came from a host's records is printed as text, never as markup.
 
 Pure but for the console that is handed in.
@@ -14,9 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 from .instants import duration_text, ends_text
-from .protocol import AgentReport, ReleaseReport, StatusReport, WaitReport
+from .protocol import AgentReport, CheckReport, ReleaseReport, StatusReport, WaitReport
 
 NOTHING = "–"
+TABLE_COLUMNS_MIN = 60
+"""A console narrower than this has no room for a table beside an agent's name."""
 
 
 def json_text(report: object) -> str:
@@ -29,7 +33,10 @@ def print_status(console: Console, report: StatusReport, now_ms: int) -> None:
     console.print(_headline(report, now_ms))
     console.print(Text(f"state {report.directory}  store {report.store_id}", style="dim"))
     console.print()
-    if report.agents:
+    if report.agents and console.width < TABLE_COLUMNS_MIN:
+        for agent in report.agents:
+            console.print(_agent_block(agent))
+    elif report.agents:
         console.print(_agents_table(report.agents))
     else:
         console.print("No agents.")
@@ -41,12 +48,31 @@ def print_status(console: Console, report: StatusReport, now_ms: int) -> None:
 
 
 def _headline(report: StatusReport, now_ms: int) -> Text:
+    if report.open_pids:
+        return Text(
+            f"No host serves a control socket here, but {_processes(report.open_pids)} the store "
+            "open; this is what the store holds.",
+            style="bold",
+        )
     if report.pid is None:
         return Text("No host is running; this is what the store holds.", style="bold")
     line = Text(f"Host running: pid {report.pid}", style="bold")
     if report.started_ms is not None:
         line.append(f", up {duration_text(now_ms - report.started_ms)}", style="not bold")
     return line
+
+
+def _processes(pids: tuple[int, ...]) -> str:
+    named = ", ".join(f"pid {pid}" if pid else "one whose pid cannot be read" for pid in pids)
+    return f"a process has ({named})" if len(pids) == 1 else f"processes have ({named})"
+
+
+def _agent_block(agent: AgentReport) -> Text:
+    return Text(
+        f"{agent.name}\n  state {agent.state}, model {agent.model}\n"
+        f"  turn {_count(agent.turn)}, round {_count(agent.round)}, inbox {agent.inbox}, "
+        f"wakes {agent.wakes}"
+    )
 
 
 def _agents_table(agents: tuple[AgentReport, ...]) -> Table:
@@ -78,6 +104,13 @@ def print_waits(console: Console, waits: tuple[WaitReport, ...], now_ms: int) ->
     if not waits:
         console.print("No waits.")
         return
+    if console.width < TABLE_COLUMNS_MIN:
+        for wait in waits:
+            end = ends_text(wait.deadline_ms)
+            if wait.deadline_ms is not None:
+                end = f"until {end}, {_left(wait, now_ms)} left"
+            console.print(Text(f"{wait.agent} on {wait.model}\n  {end}\n  {wait.reason}"))
+        return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("agent", overflow="fold", min_width=6)
     table.add_column("model", overflow="fold", min_width=6)
@@ -85,11 +118,34 @@ def print_waits(console: Console, waits: tuple[WaitReport, ...], now_ms: int) ->
     table.add_column("left", justify="right", no_wrap=True)
     table.add_column("reason", overflow="fold", min_width=12)
     for wait in waits:
-        left = NOTHING if wait.deadline_ms is None else duration_text(wait.deadline_ms - now_ms)
         table.add_row(
-            Text(wait.agent), Text(wait.model), ends_text(wait.deadline_ms), left, Text(wait.reason)
+            Text(wait.agent),
+            Text(wait.model),
+            ends_text(wait.deadline_ms),
+            _left(wait, now_ms),
+            Text(wait.reason),
         )
     console.print(table)
+
+
+def _left(wait: WaitReport, now_ms: int) -> str:
+    return NOTHING if wait.deadline_ms is None else duration_text(wait.deadline_ms - now_ms)
+
+
+def print_check(console: Console, report: CheckReport) -> None:
+    """Print what is wrong with a store, a line each, and how much was read."""
+    for finding in report.findings:
+        console.print(Text(f"{finding.problem}: {finding.text}"))
+    count = len(report.findings)
+    found = f"{count} finding{'s' * (count > 1)}" if count else "nothing is wrong"
+    console.print(Text(f"Read {report.rows} rows: {found}."))
+    if report.findings and report.open_pids:
+        console.print(
+            Text(
+                f"While it was read, {_processes(report.open_pids)} the store open: check again "
+                "before you act on a dangling row."
+            )
+        )
 
 
 def print_release(console: Console, agent: str, report: ReleaseReport) -> None:
@@ -107,6 +163,7 @@ def print_release(console: Console, agent: str, report: ReleaseReport) -> None:
 
 __all__ = [
     "json_text",
+    "print_check",
     "print_release",
     "print_status",
     "print_waits",

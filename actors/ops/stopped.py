@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from abeyance.actors.domain.errors import AgentOwnedElsewhereError, UnknownAgentError
 from abeyance.actors.domain.wait_book import ProviderWait, WaitBook
+from abeyance.storage.check import check
 from abeyance.storage.codec import encode
 from abeyance.storage.errors import UnreadableRecordError
 from abeyance.storage.lmdb_store import LmdbStore
@@ -32,7 +33,9 @@ from abeyance.storage.tables.waits import LogLine, WaitReleased
 from .client import this_requester
 from .protocol import (
     AgentReport,
+    CheckReport,
     ControlError,
+    FindingReport,
     HeldReport,
     ReleasedReport,
     ReleaseReport,
@@ -97,7 +100,7 @@ class StoppedStore:
         meta = self._store.get("meta", ("store",))
         waits = self._waits.listing()
         return StatusReport(
-            directory=os.fspath(self._directory),
+            directory=os.path.abspath(self._directory),
             store_id="" if meta is None else meta.record.store_id,
             pid=None,
             started_ms=None,
@@ -107,6 +110,20 @@ class StoppedStore:
             waits=tuple(WaitReport(**wait._asdict()) for wait in waits),
             dead_letters=self._count("dead_letters"),
             quarantine=self._count("quarantine"),
+            open_pids=self._open_pids(),
+        )
+
+    def check(self) -> CheckReport:
+        """Read every row and say what is wrong. Blocks for as long as that takes."""
+        report = check(self._store)
+        return CheckReport(
+            directory=os.path.abspath(self._directory),
+            rows=sum(report.rows.values()),
+            findings=tuple(
+                FindingReport(problem=f.problem, table=f.table, key=repr(f.key), text=f.text)
+                for f in report.findings
+            ),
+            open_pids=self._open_pids(),
         )
 
     def waits(self, agent: str | None = None) -> tuple[WaitReport, ...]:
@@ -199,6 +216,19 @@ class StoppedStore:
 
     def _count(self, table: str, prefix: tuple[str, ...] = ()) -> int:
         return sum(1 for _ in self._store.scan(table, prefix))
+
+    def _open_pids(self) -> tuple[int, ...]:
+        """The live processes that have the store open; 0 for one whose record cannot be read."""
+        owners = self._store.directory / "owners"
+        pids = []
+        for proof in sorted(owners.iterdir()) if owners.is_dir() else ():
+            if is_locked(proof):
+                try:
+                    process = _record(self._store.get("processes", (proof.name,)))
+                except UnreadableRecordError:
+                    process = None
+                pids.append(0 if process is None else process.pid)
+        return tuple(pids)
 
     # -- releasing ---------------------------------------------------------------------------
 

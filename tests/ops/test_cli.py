@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -20,8 +21,11 @@ from abeyance.actors.ops import cli, render
 from abeyance.actors.ops.address import SOCKET_NAME
 from abeyance.actors.ops.client import ControlClient
 from abeyance.actors.ops.protocol import ReleasedReport, ReleaseReport, WaitReport
+from abeyance.storage.codec import encode
 from abeyance.storage.errors import DiskFullError, ReadOnlyStoreError, StoreIOError
 from abeyance.storage.lmdb_store import LmdbStore
+from abeyance.storage.store import Put, Request
+from abeyance.storage.tables.slots import Inboxed
 
 NOW_MS = 1_791_374_400_000
 """2026-10-07T12:00:00Z."""
@@ -125,11 +129,95 @@ async def test_waits_of_one_agent(
 ) -> None:
     async with serving():
         assert await run("waits", str(state), "--agent", "bo") == 0
-        assert await run("waits", str(state), "--agent", "cy") == 0
-    bo, _, cy = capsys.readouterr().out.partition("No waits.")
-    assert "bo" in bo
-    assert "ana" not in bo
-    assert cy == "\n"
+    printed = capsys.readouterr().out
+    assert "bo" in printed
+    assert "ana" not in printed
+
+
+async def test_waits_of_an_agent_that_is_not_known_is_no_empty_list(
+    serving: Any, runtime: Any, state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runtime.listed = []
+    async with serving():
+        assert await run("waits", str(state), "--agent", "bo") == 0
+        assert capsys.readouterr().out == "No waits.\n"
+        assert await run("waits", str(state), "--agent", "cy") == 1
+    assert "no agent 'cy' is known there" in capsys.readouterr().err
+
+
+NARROW = """\
+Host running: pid 4242, up 56y 279d
+state STATE  store 5f1e
+
+ana
+  state held, model m1
+  turn 3, round 1, inbox 2, wakes 1
+bo
+  state idle, model m1
+  turn –, round –, inbox 0, wakes 0
+
+ana on m1
+  until 275760-09-13 00:00:00, 273,728y
+114d left
+  slow down
+ana on m2
+  until released
+  quota
+bo on m1
+  until 2100-01-01 00:00:00, 73y 85d
+left
+  slow down
+"""
+
+
+async def test_at_40_columns_each_agent_and_each_wait_is_a_block(
+    serving: Any,
+    runtime: Any,
+    state: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    runtime.directory = Path("STATE")
+    async with serving():
+        assert await run("status", str(state)) == 0
+    assert trimmed(capsys.readouterr().out) == trimmed(NARROW)
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "19"])
+async def test_a_terminal_that_does_not_know_its_width_counts_as_80_columns(
+    serving: Any,
+    runtime: Any,
+    state: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    columns: str,
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    runtime.directory = Path("STATE")
+    async with serving():
+        assert await run("status", str(state)) == 0
+    assert trimmed(capsys.readouterr().out) == trimmed(STATUS)
+
+
+@pytest.mark.parametrize("agent_state", ["lost", "parked"])
+async def test_every_state_of_an_agent_is_shown_as_the_host_says_it(
+    serving: Any,
+    runtime: Any,
+    state: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    agent_state: str,
+) -> None:
+    told = runtime.status()
+    agents = (dataclasses.replace(told.agents[0], state=agent_state), told.agents[1])
+    monkeypatch.setattr(runtime, "status", lambda: dataclasses.replace(told, agents=agents))
+    async with serving():
+        assert await run("status", str(state), "--json") == 0
+        report = json.loads(capsys.readouterr().out)
+        assert await run("status", str(state)) == 0
+    assert [agent["state"] for agent in report["agents"]] == [agent_state, "idle"]
+    assert agent_state in capsys.readouterr().out
 
 
 async def test_json_carries_instants_as_they_are(
@@ -209,7 +297,7 @@ def test_pending_release_says_that_its_record_is_not_in(
         (("release", "STATE", "a" * 129), "invalid_name"),
         (("release", "STATE", "ana", "--model", ""), "invalid_name"),
         (("release", "STATE", "ana", "--model", "m\n"), "invalid_name"),
-        (("release", "STATE", "nobody"), "refused"),
+        (("release", "STATE", "nobody"), "unknown_agent"),
         (("waits", "STATE", "--agent", ""), "invalid_name"),
         (("waits", "STATE", "--agent", "*"), "invalid_name"),
     ],
@@ -246,6 +334,9 @@ async def test_refused_verb_is_one_line_and_exit_code_1(
         ("status", "STATE", "--frob"),
         ("waits", "STATE", "--agent"),
         ("demo", "--provider", "openai"),
+        ("status", ""),
+        ("check", ""),
+        ("demo", "--state", ""),
     ],
     ids=repr,
 )
@@ -335,7 +426,9 @@ def contents(root: Path) -> dict[str, bytes]:
     ids=["missing", "foreign", "a file", "damaged", "newer"],
 )
 @pytest.mark.parametrize(
-    "verb", [("status",), ("waits",), ("release", "ana")], ids=["status", "waits", "release"]
+    "verb",
+    [("status",), ("waits",), ("check",), ("release", "ana")],
+    ids=["status", "waits", "check", "release"],
 )
 async def test_bad_state_directory_is_one_line_exit_code_2_and_nothing_is_damaged(
     tmp_path: Path,
@@ -379,6 +472,21 @@ async def test_state_directory_that_the_system_refuses_is_exit_code_2(
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
+@pytest.mark.parametrize("verb", ["status", "check"])
+@pytest.mark.parametrize("how", ["a loop of links", "a name too long"])
+async def test_path_that_cannot_be_followed_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str, verb: str
+) -> None:
+    path = tmp_path / ("loop" if how == "a loop of links" else "x" * 300)
+    if how == "a loop of links":
+        path.symlink_to(path)
+    assert await run(verb, str(path)) == 2
+    printed = capsys.readouterr().err
+    assert str(path) in printed
+    assert "None" not in printed
+    assert len(printed.splitlines()) == 1
+
+
 async def test_fault_of_the_program_is_one_line_and_its_traceback_on_request(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -417,3 +525,91 @@ async def test_output_that_nobody_reads_is_no_crash(tmp_path: Path) -> None:
     finally:
         os.close(writer)
     assert done.stderr == b""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("as_json", [(), ("--json",)], ids=["text", "json"])
+async def test_output_that_cannot_be_written_is_one_line_and_a_release_is_done_all_the_same(
+    serving: Any, runtime: Any, state: Path, as_json: tuple[str, ...]
+) -> None:
+    async def full(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+        with Path("/dev/full").open("wb") as nowhere:  # noqa: ASYNC230 - a device.
+            return await trio.run_process(
+                [sys.executable, "-m", "abeyance.actors.ops.cli", *arguments, *as_json],
+                stdout=nowhere,
+                capture_stderr=True,
+                check=False,
+            )
+
+    async with serving():
+        looked = await full("status", str(state))
+        released = await full("release", str(state), "ana")
+    assert (looked.returncode, released.returncode) == (1, 0)
+    assert looked.stderr.startswith(b"abeyance: the output cannot be written (No space left")
+    assert released.stderr.startswith(b"abeyance: the release was done; ")
+    for done in (looked, released):
+        assert len(done.stderr.splitlines()) == 1
+    assert [agent for agent, _, _ in runtime.releases] == ["ana"]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+async def test_characters_that_the_terminal_lacks_are_escaped(
+    serving: Any, runtime: Any, state: Path, encoding: str
+) -> None:
+    runtime.listed = [shaped_wait("ana", "m\N{SNOWMAN}", None, "quota")]
+    async with serving():
+        looked = await spawn("status", str(state), PYTHONIOENCODING=encoding)
+        released = await spawn("release", str(state), "ana", PYTHONIOENCODING=encoding)
+    assert (looked.returncode, looked.stderr) == (0, b"")
+    assert (released.returncode, released.stderr) == (0, b"")
+    assert released.stdout == b"Released ana on m\\u2603: recorded.\n"
+
+
+# -- check ---------------------------------------------------------------------------------------
+
+
+async def test_check_of_a_sound_store_finds_nothing_and_changes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = tmp_path / "state"
+    make_store(state)
+    before = (state / "store" / "data.mdb").read_bytes()
+    assert await run("check", str(state)) == 0
+    assert re.fullmatch(r"Read \d+ rows: nothing is wrong\.\n", capsys.readouterr().out)
+    assert await run("check", str(state), "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["directory"], report["findings"]) == (str(state), [])
+    assert report["rows"] > 0
+    assert (state / "store" / "data.mdb").read_bytes() == before
+
+
+async def test_check_lists_what_is_wrong_and_exits_with_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = tmp_path / "state"
+    store = LmdbStore.open(state, clock_ms=lambda: NOW_MS)
+    dangling = Inboxed(
+        message="x",
+        author="bo",
+        agent="ana",
+        wake=True,
+        injectable=True,
+        own=False,
+        body_crc=0,
+        body_bytes=0,
+        accepted_ms=1,
+    )
+    store.commit(Request(puts=(Put("inbox", ("slot", 1), encode(dangling)),)))
+    store.close()
+    assert await run("check", str(state)) == 1
+    printed = capsys.readouterr()
+    assert printed.out.startswith("dangling: inbox ('slot', 1) names bodies")
+    assert "1 finding." in printed.out
+    assert printed.err == ""
+    assert await run("check", str(state), "--json") == 1
+    [finding] = json.loads(capsys.readouterr().out)["findings"]
+    assert (finding["problem"], finding["table"], finding["key"]) == (
+        "dangling",
+        "inbox",
+        "('slot', 1)",
+    )

@@ -185,7 +185,9 @@ trio.run(main)
 """
 
 
-async def test_release_is_refused_by_pid_where_a_live_process_owns_the_agent(state: Path) -> None:
+async def test_release_is_refused_by_pid_where_a_live_process_owns_the_agent(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     await hold(state)
     host = subprocess.Popen(  # noqa: ASYNC220 - a real process is what owns.
         [sys.executable, "-c", HOST_WITHOUT_A_SOCKET, str(state)],
@@ -196,7 +198,12 @@ async def test_release_is_refused_by_pid_where_a_live_process_owns_the_agent(sta
         assert host.stdout is not None
         assert host.stdin is not None
         assert await trio.to_thread.run_sync(host.stdout.readline) == b"ready\n"
+        assert cli.main(["status", str(state)]) == 0
+        printed = " ".join(capsys.readouterr().out.split())
+        assert "No host is running" not in printed
+        assert f"a process has (pid {host.pid}) the store open" in printed
         store = StoppedStore(state, writing=True)
+        assert store.status().open_pids == (host.pid,)
         with pytest.raises(AgentOwnedElsewhereError) as caught:
             store.release("ana")
         assert caught.value.pid == host.pid
