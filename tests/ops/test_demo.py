@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import errno
 import json
 import os
 import signal
@@ -11,12 +13,17 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trio
+import trio.testing
 
 from abeyance.actors.ops import cli
+from abeyance.actors.ops.demo import DemoError, director
 from abeyance.actors.ops.demo.audit import Evidence, audit
+from abeyance.actors.ops.demo.children import start_simulator
 from abeyance.actors.ops.demo.play import ANA, BO, LIMITED, NOTE
 from abeyance.actors.ops.demo.wire import WireCall, read_calls
 from abeyance.storage.locks import is_locked
@@ -263,6 +270,69 @@ def test_demo_in_a_directory_that_is_used_leaves_it_alone(
     assert cli.main(["demo", "--state", str(tmp_path)]) == 2
     assert "is not empty; it was left alone" in capsys.readouterr().err
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_full"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), False),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), False),
+        (DemoError("the host did not start"), True),
+    ],
+    ids=["its own write", "its own quota", "a child's failure on a full disk"],
+)
+def test_demo_without_room_is_a_directory_that_cannot_be_used(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    is_full: bool,
+) -> None:
+    async def fail(_: object) -> None:
+        async with trio.open_nursery():
+            raise error
+
+    monkeypatch.setattr(director._Director, "run", fail)
+    if is_full:
+        disk = SimpleNamespace(f_bavail=1, f_frsize=4096)
+        monkeypatch.setattr(director.os, "statvfs", lambda _: disk)
+    assert cli.main(["demo", "--state", str(tmp_path / "new")]) == 2
+    assert "there is no room in" in capsys.readouterr().err
+
+
+class Mute:
+    """A process that lives and says nothing."""
+
+    pid = 4242
+
+    def __init__(self) -> None:
+        self._speaking, self.stdout = trio.testing.memory_stream_one_way_pair()
+        self.killed = False
+
+    def kill(self) -> None:
+        self.killed = True
+        self._speaking.close()
+
+    async def wait(self) -> int:
+        await trio.lowlevel.checkpoint()
+        return -9
+
+
+@pytest.mark.parametrize("silent_s", [1.0, None], ids=["cancelled", "too slow"])
+async def test_a_simulator_that_does_not_serve_yet_is_ended_with_its_start(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, silent_s: float | None
+) -> None:
+    process = Mute()
+
+    async def launch(*_: object) -> Any:
+        return process
+
+    async with trio.open_nursery() as nursery:
+        with trio.move_on_after(1_000 if silent_s is None else silent_s) as scope:
+            with contextlib.suppress(trio.TooSlowError):
+                await start_simulator(nursery, tmp_path / "log", launch=launch)
+        assert scope.cancelled_caught == (silent_s is not None)
+    assert process.killed
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")

@@ -246,9 +246,18 @@ async def wait_ready(host: Child) -> None:
 async def start_simulator(
     nursery: trio.Nursery, log: Path, *options: str, launch: Launch = launch
 ) -> tuple[Child, str]:
-    """Start the simulator; returns it and its base URL once it serves."""
+    """Start the simulator; returns it and its base URL once it serves.
+
+    A checkpoint. Cancelled, or failed: the simulator is ended.
+    """
     child = Child(await launch(SIMULATOR, ["--log", os.fspath(log), *options], {}))
     nursery.start_soon(child.read)
-    with trio.fail_after(START_S_MAX):
-        serving = await child.wait_event(lambda event: event["event"] == "serving")
+    try:
+        with trio.fail_after(START_S_MAX):
+            serving = await child.wait_event(lambda event: event["event"] == "serving")
+    except BaseException:
+        # Nobody else knows of it yet; left alone, it would speak into a pipe without a reader.
+        with trio.CancelScope(shield=True):
+            await child.kill()
+        raise
     return child, serving["base_url"]

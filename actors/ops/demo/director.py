@@ -9,6 +9,7 @@ Runs a trio loop of its own in the calling thread.
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import os
@@ -44,6 +45,8 @@ WATCHED_S: Final = 1.5
 """How long the audience watches the restarted host make no call."""
 REAL_MODEL: Final = "claude-haiku-4-5"
 _DEMO_S_MAX: Final = 300.0
+_ROOM_BYTES: Final = 2**20
+"""With less than this left, whatever failed is taken to have failed for want of room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,8 @@ def run_demo(options: DemoOptions, console: Console | None = None) -> DemoReport
         console: Where to show it as it happens; None shows nothing.
     Raises:
         DemoError: It could not be played to its end; every child is ended.
-        StateUnusableError: The directory is not empty, or cannot be made; it was left alone.
+        StateUnusableError: The directory is not empty, or cannot be made; it was left alone. Or
+            there is no room in it; every child is ended.
         KeyboardInterrupt: Ctrl-C; every child is ended.
     """
     _check(options)
@@ -79,15 +83,23 @@ def run_demo(options: DemoOptions, console: Console | None = None) -> DemoReport
             trio.run(director.run)
         except BaseExceptionGroup as group:
             raise _cause(group, root) from None
+        except OSError as error:
+            raise _cause(BaseExceptionGroup("", [error]), root) from None
         return director.report()
 
 
 def _cause(group: BaseExceptionGroup[BaseException], root: Path) -> BaseException:
     """What a caller is told: the one cause, not the nurseries it came through."""
-    for kind in (KeyboardInterrupt, DemoError):
+    for kind in (KeyboardInterrupt, DemoError, OSError):
         found: BaseException | None = group.subgroup(kind)
         while isinstance(found, BaseExceptionGroup):
             found = found.exceptions[0]
+        if found is not None and kind is not KeyboardInterrupt and _is_full(found, root):
+            # Whichever process met it first: a child only says that something failed.
+            return StateUnusableError(
+                f"there is no room in {root} ({found}); every child is ended; make room, or name "
+                "another directory"
+            )
         if found is not None:
             return found
     if group.subgroup(trio.TooSlowError) is not None:
@@ -96,6 +108,13 @@ def _cause(group: BaseExceptionGroup[BaseException], root: Path) -> BaseExceptio
             "(--keep)"
         )
     return group
+
+
+def _is_full(error: BaseException, root: Path) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    disk = os.statvfs(root)
+    return disk.f_bavail * disk.f_frsize < _ROOM_BYTES
 
 
 def _check(options: DemoOptions) -> None:
