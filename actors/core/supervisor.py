@@ -310,7 +310,6 @@ class Supervisor:
                 with trio.CancelScope(shield=True):
                     for started in reversed(list(self._children.values())):
                         await started.end()
-                self._children.clear()
                 self.state = "stopped"
                 raise
 
@@ -327,17 +326,10 @@ class Supervisor:
             self._halted = self._awaits_parent = False
             self._restarts.forget()
             self._falls.clear()
-            try:
-                fall = await self._bring_up(list(self._children.values()), once=True)
-            except BaseException:
-                self._halted = self._awaits_parent = True
-                raise
+            fall = await self._bring_up(list(self._children.values()), once=True)
             if fall is None:
                 return None
-            if not fall.spent:
-                self._halted = self._awaits_parent = True
-                return fall.exit.error
-            return await self._come_to_rest(fall.exit)
+            return await self._come_to_rest(fall.exit) if fall.spent else fall.exit.error
 
     async def halt(self) -> None:
         """End the children's incarnations, in reverse start order; they keep their mailboxes."""
@@ -404,7 +396,6 @@ class Supervisor:
             None where all run or the group is at rest; else the fall that ended the operation.
         """
         while not self._at_rest:
-            pending = [child for child in pending if self._children.get(child.id) is child]
             falls = self._take_falls(pending)
             if falls:
                 fall, pending = await self._go_round(falls, pending)
@@ -417,7 +408,7 @@ class Supervisor:
             if cut:
                 continue
             child = pending.pop(0)
-            if error is None or self._children.get(child.id) is not child:
+            if error is None:
                 continue
             fall = Fall(child.id, Exit(CRASHED, error))
             if once:
@@ -516,8 +507,7 @@ class Supervisor:
 
     def _supervisor_failed(self, child: Supervisor, error: BaseException) -> None:
         """A child supervisor escalated: it counts as a child that crashed."""
-        if not self._ending:
-            self._fall(Fall(child.id, Exit(CRASHED, error)))
+        self._fall(Fall(child.id, Exit(CRASHED, error)))
 
     def _fall(self, fall: Fall) -> None:
         """Have the group go round by a child that fell: the operation that runs, or a new one."""
@@ -547,7 +537,6 @@ class Supervisor:
         if self.spec.on_exhausted == "park" or outcome.poison:
             self._park(failure)
             return None
-        self._awaits_parent = True
         self.system.emit("escalated", self.spec.id, error=failure)
         return failure
 

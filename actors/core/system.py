@@ -353,8 +353,7 @@ class ActorSystem:
         try:
             await supervisor._start_all()
         except BaseException:
-            if parent._children.get(spec.id) is supervisor:
-                del parent._children[spec.id]
+            parent._children.pop(spec.id, None)
             raise
         return supervisor
 

@@ -591,6 +591,24 @@ async def test_stop_of_a_parked_group_ends_a_shielded_wait_for_its_fallen_child(
         assert system.statistics().actors == 0
 
 
+async def test_unpark_of_a_group_that_stops_does_nothing(autojump_clock):
+    unparked = []
+
+    def look(event):
+        if event.kind == "stopped":
+            unparked.append(supervisor.unpark())
+
+    async with ActorSystem(on_event=look) as system:
+        children = (ChildSpec("a", Asked), ChildSpec("b", Asked))
+        supervisor = await system.start_supervisor(
+            SupervisorSpec("group", children, intensity=0, on_exhausted="park")
+        )
+        supervisor.refs["a"].kill()
+        await wait_all_tasks_blocked()
+        await supervisor.stop()
+        assert unparked == [False, False]
+
+
 async def test_block_is_left_though_an_inner_group_waits_shielded_for_the_outer_one(
     autojump_clock,
 ):
@@ -686,6 +704,279 @@ async def test_group_that_is_started_under_one_at_rest_does_not_hold_it_up(autoj
         )
         await trio.sleep(10)
         assert states(outermost) | states(outer) | states(inner) == dict.fromkeys("abc", "running")
+        assert await soon(outermost.start_child(ChildSpec("d", Asked)))
+
+
+async def test_unpark_under_a_group_at_rest_waits_for_it(autojump_clock):
+    async with ActorSystem() as system:
+        outer = await system.start_supervisor(
+            SupervisorSpec(
+                "outer",
+                (ChildSpec("a", Asked),),
+                strategy="one_for_all",
+                backoff=Backoff(5, 5, 1, 0),
+            )
+        )
+        inner = await system.start_supervisor(
+            SupervisorSpec("inner", (ChildSpec("b", Asked),), intensity=0, on_exhausted="park"),
+            parent=outer,
+        )
+        outer.refs["a"].kill()
+        await trio.sleep(1)
+        inner.refs["b"].kill()
+        await trio.sleep(1)
+        outer.refs["a"].kill()
+        await trio.sleep(1)
+        assert inner.unpark()
+        await trio.sleep(1)
+        assert states(outer) | states(inner) == dict.fromkeys("ab", "held")
+        await trio.sleep(10)
+        assert states(outer) | states(inner) == dict.fromkeys("ab", "running")
+
+
+async def test_start_child_right_after_an_unpark_waits_for_none_that_is_held(autojump_clock):
+    async with ActorSystem() as system:
+        for n in range(10):  # Which of the two tasks runs first is drawn by trio.
+            supervisor = await system.start_supervisor(
+                SupervisorSpec(
+                    f"group {n}", (ChildSpec("a", Asked),), intensity=0, on_exhausted="park"
+                )
+            )
+            supervisor.refs["a"].kill()
+            await wait_all_tasks_blocked()
+            assert supervisor.unpark()
+            ref = await soon(supervisor.start_child(needs()))
+            assert await soon(ref.ask("x")) == 1
+
+
+async def test_child_of_a_group_at_rest_keeps_no_drain_waiting(autojump_clock):
+    async with ActorSystem() as system:
+        supervisor = await system.start_supervisor(
+            SupervisorSpec("group", (ChildSpec("a", Asked),), intensity=0, on_exhausted="park")
+        )
+        supervisor.refs["a"].kill()
+        await wait_all_tasks_blocked()
+        ref = await supervisor.start_child(ChildSpec("b", Asked))
+        ref.tell("x")
+        began = trio.current_time()
+        report = await system.shutdown()
+        assert trio.current_time() == began
+        assert report.left == {ref.name: 1}
+
+
+# -- children that fall while others end
+
+
+@pytest.mark.parametrize("why", ["stop", "failed start"])
+async def test_child_that_falls_while_its_group_stops_is_not_started_again(why, autojump_clock):
+    class Lingers(Asked):
+        async def on_stop(self):
+            await trio.sleep(3)
+
+    class Fails(TrioActor):
+        def on_start(self):
+            raise ValueError("it never starts")
+
+    async def start():
+        with pytest.raises(ChildStartError):
+            await system.start_supervisor(
+                SupervisorSpec("group", (*children, ChildSpec("c", Fails)))
+            )
+
+    children = (ChildSpec("a", Asked, name="a"), ChildSpec("b", Lingers))
+    async with ActorSystem() as system, trio.open_nursery() as nursery:
+        if why == "stop":
+            supervisor = await system.start_supervisor(SupervisorSpec("group", children))
+            nursery.start_soon(supervisor.stop)
+        else:
+            nursery.start_soon(start)
+        await trio.sleep(1)
+        a = system.find("a")
+        a.kill()
+        await wait_all_tasks_blocked()
+        assert not a.is_alive()
+        assert len(a._cell.kept["starts"]) == 1
+
+
+async def test_child_that_falls_while_its_parent_halts_its_group_starts_with_the_others(
+    autojump_clock,
+):
+    class Lingers(Asked):
+        async def on_stop(self):
+            await trio.sleep(3)
+
+    async with ActorSystem() as system:
+        outer = await system.start_supervisor(
+            SupervisorSpec("outer", (ChildSpec("z", Asked),), strategy="one_for_all")
+        )
+        inner = await system.start_supervisor(
+            SupervisorSpec("inner", (ChildSpec("a", Asked), ChildSpec("b", Lingers))),
+            parent=outer,
+        )
+        outer.refs["z"].kill()
+        await trio.sleep(1)
+        inner.refs["a"].kill()
+        await trio.sleep(10)
+        assert await incarnations(outer) + await incarnations(inner) == [2, 2, 2]
+        assert inner.statistics().restarts == 0
+
+
+async def test_stop_does_not_wait_for_the_backoff_of_a_restart(autojump_clock):
+    async with ActorSystem() as system:
+        supervisor = await system.start_supervisor(
+            SupervisorSpec(
+                "group",
+                (ChildSpec("a", Asked),),
+                strategy="one_for_all",
+                backoff=Backoff(100, 100, 1, 0),
+            )
+        )
+        for _ in range(2):
+            supervisor.refs["a"].kill()
+            await wait_all_tasks_blocked()
+        began = trio.current_time()
+        await supervisor.stop()
+        assert trio.current_time() == began
+
+
+async def test_block_does_not_wait_for_backoffs_once_the_stop_is_past_its_deadline(
+    autojump_clock,
+):
+    class Deaf(TrioActor):
+        async def on_receive(self, message):
+            with trio.CancelScope(shield=True):
+                await trio.sleep(20)
+
+    async with ActorSystem() as system:
+        outer = await system.start_supervisor(SupervisorSpec("outer"))
+        supervisor = await system.start_supervisor(
+            SupervisorSpec(
+                "group",
+                (ChildSpec("a", Asked),),
+                strategy="one_for_all",
+                backoff=Backoff(1000, 1000, 1, 0),
+            ),
+            parent=outer,
+        )
+        deaf = ChildSpec("deaf", Deaf, shutdown_s=30)
+        later = await system.start_supervisor(SupervisorSpec("later", (deaf,)))
+        for _ in range(2):
+            supervisor.refs["a"].kill()
+            await wait_all_tasks_blocked()
+        later.refs["deaf"].tell("x")
+        began = trio.current_time()
+        await system.shutdown(phase_s={"drain": 1, "settle": 1, "stop": 5})
+    assert trio.current_time() - began == 20
+
+
+async def test_stop_child_ends_a_held_child_though_the_group_waits_for_a_start(autojump_clock):
+    class NeedsLater(TrioActor):
+        @classmethod
+        def make_kept(cls):
+            return []
+
+        async def on_start(self):
+            later = system.find("later")
+            if later is not None:
+                try:
+                    await later.ask("x", timeout=float("inf"))
+                except ActorDeadError:
+                    self.kept.append("refused")
+
+    async with ActorSystem() as system:
+        supervisor = await system.start_supervisor(
+            SupervisorSpec(
+                "group",
+                (ChildSpec("a", NeedsLater), ChildSpec("b", Asked, name="later")),
+                strategy="one_for_all",
+            )
+        )
+        supervisor.refs["a"].kill()
+        await wait_all_tasks_blocked()
+        assert states(supervisor)["b"] == "held"
+        await soon(supervisor.stop_child("b"))
+        assert supervisor.refs["a"]._cell.kept == ["refused"]
+
+
+# -- halting and launching one child
+
+
+async def test_halt_of_an_actor_that_was_just_started_does_not_end_its_first_incarnation(
+    autojump_clock,
+):
+    async with ActorSystem() as system:
+        ref = system.start(Asked)
+        await ref._cell.halt()
+        assert ref.statistics().state == "held"
+        await ref._cell.release_hold()
+        assert await ref.ask("x") == 1
+
+
+async def test_launch_that_is_cancelled_leaves_the_child_held(autojump_clock):
+    class NeverAgain(Asked):
+        async def on_start(self):
+            if self.incarnation == 2:
+                await trio.sleep_forever()
+
+    async with ActorSystem() as system:
+        supervisor = await system.start_supervisor(
+            SupervisorSpec("group", (ChildSpec("a", NeverAgain),))
+        )
+        child = supervisor._children["a"]
+        await child.halt()
+        with trio.move_on_after(1):
+            await child.launch()
+        await trio.sleep(1)
+        assert states(supervisor) == {"a": "held"}
+        assert await child.launch() is None
+        assert await child.launch() is None
+        assert await incarnations(supervisor) == [3]
+
+
+async def test_kill_of_one_incarnation_takes_no_time_to_stop_from_the_next(autojump_clock):
+    ended = []
+
+    class Works(Asked):
+        def __init__(self, name):
+            super().__init__()
+            self.name = name
+
+        async def on_receive(self, message):
+            await trio.sleep(3)
+
+        def on_stop(self):
+            ended.append(self.name)
+
+    async with ActorSystem() as system:
+        supervisor = await system.start_supervisor(
+            SupervisorSpec("group", tuple(ChildSpec(name, Works, (name,)) for name in "ab"))
+        )
+        b = supervisor.refs["b"]
+        b.kill()
+        await trio.sleep(20)
+        b.tell("x")
+        await wait_all_tasks_blocked()
+        await supervisor.stop()
+    assert ended == ["b", "a"]
+
+
+async def test_child_that_could_not_be_ended_is_given_no_second_shutdown_time(autojump_clock):
+    async with ActorSystem() as system:
+        supervisor = await system.start_supervisor(
+            SupervisorSpec(
+                "group",
+                (
+                    ChildSpec("a", Asked, (1,)),
+                    ChildSpec("b", Shielded, lambda refs: (refs["a"],), shutdown_s=4.0),
+                ),
+                intensity=0,
+            )
+        )
+        supervisor.refs["b"].tell("ask")
+        await wait_all_tasks_blocked()
+        began = trio.current_time()
+        assert await supervisor.refs["a"].ask("x") == 2
+        assert trio.current_time() - began == 8
 
 
 # -- any order of events
