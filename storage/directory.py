@@ -26,7 +26,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
 from .crashpoints import crashpoint
 from .errors import (
@@ -77,12 +77,9 @@ def find_or_create(
     store = state / STORE
     if store.is_dir():
         return store
-    _refuse_foreign(state)
     if not create:
-        raise MissingStoreError(
-            f"there is no store in {state}; nothing was created; start a host there first",
-            path=str(state),
-        )
+        refuse_missing(state)
+    _refuse_foreign(state, "name an empty or a new directory")
     if not state.exists():
         state.mkdir(mode=DIRECTORY_MODE, parents=True)
         sync_directory(state.parent)
@@ -90,11 +87,25 @@ def find_or_create(
     try:
         lock.acquire(timeout_s)
         if not store.is_dir():
-            _refuse_foreign(state)
+            _refuse_foreign(state, "name an empty or a new directory")
             _create(state, store, now_ms, fill)
     finally:
         lock.close()
     return store
+
+
+def refuse_missing(state: Path) -> NoReturn:
+    """Say of a directory without a store why there is none to look at.
+
+    Raises:
+        MissingStoreError: There is nothing, or nothing yet.
+        ForeignDirectoryError: `state` is a file, or holds something else.
+    """
+    _refuse_foreign(state, "name the state directory of a host")
+    raise MissingStoreError(
+        f"there is no store in {state}; nothing was created; start a host there first",
+        path=str(state),
+    )
 
 
 def read_identity(store: Path) -> Identity:
@@ -161,19 +172,19 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def _refuse_foreign(state: Path) -> None:
+def _refuse_foreign(state: Path, advice: str) -> None:
     if not state.exists():
         return
     if not state.is_dir():
         raise ForeignDirectoryError(
-            f"{state} is a file, not a directory; nothing was changed; name another path",
+            f"{state} is a file, not a directory; nothing was changed; {advice}",
             path=str(state),
         )
     for entry in sorted(os.listdir(state)):
         if entry not in _NOT_OURS_BUT_HARMLESS and not entry.startswith(_CREATING):
             raise ForeignDirectoryError(
                 f"{state} belongs to something else (it holds {entry!r} and no store); nothing was "
-                "changed; name an empty or a new directory",
+                f"changed; {advice}",
                 path=str(state),
             )
 

@@ -30,13 +30,13 @@ from .directory import (
     find_or_create,
     note_clean_close,
     read_identity,
+    refuse_missing,
     was_closed_cleanly,
 )
 from .environment import EngineError, Environment, typed, verify_file
 from .errors import (
     DamagedStoreError,
     InvalidRequestError,
-    MissingStoreError,
     ReadOnlyStoreError,
     RevisionPrunedError,
     StorageError,
@@ -363,10 +363,7 @@ class _Opening:
         """Open for reading only."""
         store = state / "store"
         if not store.is_dir():
-            raise MissingStoreError(
-                f"there is no store in {state}; nothing was created; start a host there first",
-                path=str(state),
-            )
+            refuse_missing(state)
         identity = read_identity(store)
         # A running process has looked already, and its writes would confuse the verifier.
         if not _is_running(store):

@@ -418,8 +418,8 @@ def contents(root: Path) -> dict[str, bytes]:
     ("make", "code"),
     [
         (damage_nothing, "missing_store"),
-        (make_foreign, "missing_store"),
-        (make_file, "missing_store"),
+        (make_foreign, "foreign_directory"),
+        (make_file, "foreign_directory"),
         (make_damaged, "damaged_store"),
         (make_newer, "newer_format"),
     ],
@@ -443,8 +443,9 @@ async def test_bad_state_directory_is_one_line_exit_code_2_and_nothing_is_damage
     assert await run(verb[0], str(state), *verb[1:], "--json") == 2
     printed = capsys.readouterr()
     assert len(printed.err.splitlines()) == 1
-    found = json.loads(printed.out)["error"]["code"]
-    assert found == code or (found == "foreign_directory" and verb[0] == "release")
+    assert json.loads(printed.out)["error"]["code"] == code
+    if code == "foreign_directory":
+        assert printed.err.endswith("name the state directory of a host\n")
     assert contents(state) == before
 
 

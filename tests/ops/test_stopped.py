@@ -71,6 +71,17 @@ async def test_status_of_a_stopped_store_shows_the_held_turn_and_changes_nothing
     assert listing(state) == before
 
 
+async def test_directory_is_told_as_an_absolute_path(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await hold(state)
+    monkeypatch.chdir(state.parent)
+    store = StoppedStore(Path(state.name))
+    reports = [store.status(), store.check()]
+    store.close()
+    assert [report.directory for report in reports] == [str(state)] * 2
+
+
 async def test_looking_never_writes(state: Path) -> None:
     await hold(state)
     store = StoppedStore(state)
