@@ -56,7 +56,8 @@ async def open_runtime(
             "must be None: what was handed over always gets an outcome",
         )
     wall = clock if clock is not None else SystemClock()
-    path = Path(directory)
+    # Absolute, so that a later chdir moves nothing and a status says where it is.
+    path = Path(directory).absolute()  # noqa: ASYNC240 - asks for the working directory only.
     store = LmdbStore.open(path, clock_ms=wall.now_ms)
     try:
         ownership = Ownership(store, store.directory, host=socket.gethostname(), pid=os.getpid())

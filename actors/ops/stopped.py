@@ -100,7 +100,7 @@ class StoppedStore:
         meta = self._store.get("meta", ("store",))
         waits = self._waits.listing()
         return StatusReport(
-            directory=os.path.abspath(self._directory),
+            directory=os.fspath(self._directory.absolute()),
             store_id="" if meta is None else meta.record.store_id,
             pid=None,
             started_ms=None,
@@ -117,7 +117,7 @@ class StoppedStore:
         """Read every row and say what is wrong. Blocks for as long as that takes."""
         report = check(self._store)
         return CheckReport(
-            directory=os.path.abspath(self._directory),
+            directory=os.fspath(self._directory.absolute()),
             rows=sum(report.rows.values()),
             findings=tuple(
                 FindingReport(problem=f.problem, table=f.table, key=repr(f.key), text=f.text)

@@ -80,6 +80,9 @@ async def test_directory_is_told_as_an_absolute_path(
     reports = [store.status(), store.check()]
     store.close()
     assert [report.directory for report in reports] == [str(state)] * 2
+    async with open_runtime(state.name, control=False) as runtime:
+        monkeypatch.chdir("/")
+        assert runtime.status().directory == str(state)
 
 
 async def test_looking_never_writes(state: Path) -> None:
