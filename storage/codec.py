@@ -146,20 +146,21 @@ def frame_all(
     table: str, entries: Iterable[tuple[bytes, tuple[int, Value, bytes]]]
 ) -> list[tuple[bytes, bytes]]:
     """Frame rows of one table: (key, (counter, value, allotted key)) to (key, bytes on disk)."""
-    starts: dict[tuple[str, int], tuple[bytes, int]] = {}
     framed: list[tuple[bytes, bytes]] = []
     add, head, sum_of, crc32 = framed.append, _HEAD.pack, _SUM.pack, _crc32
+    known: tuple[str, int] | None = None
     for key, (counter, (kind, version, body, body_crc, _), allotted) in entries:
-        start = starts.get((kind, version))
-        if start is None:
-            start = starts[kind, version] = _start(table, kind, version)
-        middle, crc = start
+        if known is None or kind != known[0] or version != known[1]:
+            # Most tables hold one kind, so that this is done once.
+            known, (start, start_crc) = (kind, version), _start(table, kind, version)
         size = len(body)
         tail = _BIN8[size] if size < 256 else b"\xa1b" + _bin_head(size)
-        crc = crc32(sum_of(counter, body_crc) + key + allotted, crc)
         if allotted:
-            middle += b"\xa1a\xc4" + bytes([len(allotted)]) + allotted
-        first = _ALLOTTED if allotted else _PLAIN
+            crc = crc32(sum_of(counter, body_crc) + key + allotted, start_crc)
+            first, middle = _ALLOTTED, start + b"\xa1a\xc4" + bytes([len(allotted)]) + allotted
+        else:
+            crc = crc32(sum_of(counter, body_crc) + key, start_crc)
+            first, middle = _PLAIN, start
         add((key, head(first, counter, _SUM_FIELD, crc) + middle + tail + body))
     return framed
 
