@@ -242,12 +242,13 @@ class Journal(TrioActor):
         settling = self.kept.settling
         settled = 0
         while settling:
-            entry = settling.popleft()
-            self._answer(entry)
-            settled += len(entry.requests)
-            if settled >= SETTLE_SLICE:
+            size = len(settling[0].requests)
+            if settled and settled + size > SETTLE_SLICE:
+                # Before the entry that would go past it: two nearly full ones are two slices.
                 settled = 0
                 await trio.lowlevel.checkpoint()
+            self._answer(settling.popleft())
+            settled += size
 
     def _is_behind(self, request: Request) -> bool:
         chain = request.chain

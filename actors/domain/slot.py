@@ -76,8 +76,9 @@ from .slot_turns import (
     plan_start,
 )
 
-HAND_OVER_MAX: Final = 128
-"""Requests handed to the journal in one message."""
+HAND_OVER_MAX: Final = 64
+"""Requests handed to the journal in one message: as many as it answers before the loop gets a
+turn, for they are answered in one."""
 TIDY_AGAIN_S: Final = 5.0
 """Until what only tidies up is tried again where the store refused it."""
 

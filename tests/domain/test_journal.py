@@ -140,6 +140,28 @@ async def test_replies_are_resumed_in_slices() -> None:
         assert max(steps) <= 2 * SETTLE_SLICE
 
 
+async def test_two_nearly_full_messages_are_answered_in_two_rounds_of_the_loop() -> None:
+    class Rounds(trio.abc.Instrument):
+        number = 0
+
+        def before_io_wait(self, timeout: float) -> None:
+            self.number += 1
+
+    rounds, answered = Rounds(), list[int]()
+    async with desk(MemoryStore()) as room:
+        trio.lowlevel.add_instrument(rounds)
+        size = SETTLE_SLICE - 1
+        futures = [
+            room.refs["journal"].ask(Requests(note(f"{name} {count}") for count in range(size)))
+            for name in ("a", "b", "c")
+        ]
+        for future in futures:
+            future.on_done(lambda: answered.append(rounds.number))
+        await outcomes_of(futures)
+        trio.lowlevel.remove_instrument(rounds)
+    assert len(set(answered)) == 3
+
+
 async def test_the_same_message_object_asked_twice_is_two_requests() -> None:
     store = DeskStore()
     async with desk(store) as room:
