@@ -12,7 +12,6 @@ Runs in: the writer thread, or the opening thread while it makes the store.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Final
 
@@ -36,8 +35,6 @@ from .tables.ownership import Sequence as SequenceRow
 CHANGES: Final = "changes"
 CHANGES_BYTES_MAX: Final = 1_600
 """Rows of `changes` stay under half a page, so that none needs pages of its own."""
-YIELD_ROWS: Final = 32
-"""More rows of one table than these are not written without giving up the GIL before."""
 PRUNE_EVERY: Final = 64
 PRUNED_ROWS_MAX: Final = 4_096
 
@@ -137,10 +134,6 @@ class BatchTransaction:
         return Refused(tuple(refusals))
 
     def _put_all(self, table: str, rows: list[tuple[bytes, Written]], *, append: bool) -> None:
-        if len(rows) > YIELD_ROWS:
-            # Framing and writing hold the GIL. A requester's loop that waits for it gets a turn
-            # between the tables, or it would stand still for as long as the whole batch takes.
-            time.sleep(0)
         framed = codec.frame_all(table, rows)
         with self._transaction.cursor(self._tables[table]) as cursor:
             consumed, added = cursor.putmulti(framed, append=append)

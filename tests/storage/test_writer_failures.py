@@ -8,13 +8,12 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import lmdb
 import pytest
 
-from abeyance.storage import codec, lmdb_store, transaction, writer
+from abeyance.storage import codec, lmdb_store, writer
 from abeyance.storage.environment import Environment
 from abeyance.storage.errors import (
     CommitFailedError,
@@ -348,19 +347,6 @@ def test_a_requester_that_raises_does_not_end_the_writer(
     assert told.wait(10)
     assert isinstance(reported[0], ZeroDivisionError)
     assert isinstance(store.commit(rows.cas(A, 1))[0], Committed)
-
-
-def test_a_large_batch_gives_up_the_gil_between_its_tables(
-    lmdb_opener: Any, rows: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: list[float] = []
-    monkeypatch.setattr(transaction, "time", SimpleNamespace(sleep=given.append))
-    store = lmdb_opener.open()
-    store.commit(rows.cas(A, 0))
-    assert given == []
-    large = range(transaction.YIELD_ROWS + 1)
-    store.commit(*[Request(puts=(rows.put(("c", n)),), appends=(rows.log(),)) for n in large])
-    assert given == [0, 0]
 
 
 def test_only_the_writer_thread_may_write(lmdb_opener: Any) -> None:
