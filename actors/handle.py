@@ -165,7 +165,7 @@ class AgentHandle:
             except ActorDeadError as error:
                 raise closed() from error
         if parked.cancelled_caught:
-            raise member.is_parked_error()
+            raise member.parked_error()
 
     async def transcript(
         self, *, after: int | None = None, limit: int | None = None

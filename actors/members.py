@@ -58,14 +58,14 @@ class Member:
     def check_accepts(self) -> None:
         """Raise AgentParkedError where nobody takes messages; a parked agent's slot still does."""
         if self.slot_group.state == "parked":
-            raise self.is_parked_error()
+            raise self.parked_error()
 
     def check_not_parked(self) -> None:
         """Raise AgentParkedError where nobody would answer."""
         if self.is_parked:
-            raise self.is_parked_error()
+            raise self.parked_error()
 
-    def is_parked_error(self) -> AgentParkedError:
+    def parked_error(self) -> AgentParkedError:
         name = self.settings.name
         return AgentParkedError(
             f"agent {name!r} crashed too often and is parked; nothing was done, what was accepted "
