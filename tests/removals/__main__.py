@@ -175,8 +175,9 @@ def _print(report: Report) -> None:
             f"SURVIVES {line['label']}: {line['test']} passes without its guard in {line['file']}"
         )
     fell = sum(line["how"] in ("failed", "hung") for line in report.tried)
+    survive = len(report.survivors())
     print(
-        f"{fell} of {len(report.tried)} removals fail their test, {len(report.survivors())} survive, "
+        f"{fell} of {len(report.tried)} removals fail their test, {survive} survive, "
         f"{len(report.untried)} untried, {len(report.problems)} problems; "
         f"seed {report.seed}, {report.seconds} s"
     )

@@ -74,9 +74,9 @@ GOOD = _entry("count > 3", "count > 9", "test_too_many_are_refused", '"W-001"')
 
 def _removals(project: Path, *arguments: str) -> tuple[int, str, dict[str, object]]:
     report = project / "report.json"
+    command = [sys.executable, "-m", "tests.removals", "--project", str(project), "--seed", "1"]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.removals", "--project", str(project), *arguments]
-        + ["--json", str(report), "--seed", "1"],
+        [*command, "--json", str(report), *arguments],
         cwd=ROOT,
         env={k: v for k, v in os.environ.items() if not k.startswith("PYTEST")},
         capture_output=True,
