@@ -24,25 +24,26 @@ Runs on the loop thread. Modelled on OTP's supervisor; differences are in docs/s
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import trio
 
+from .births import Birth, bear
 from .cell import Cell
 from .children import ActorChild
-from .errors import ActorDeadError, ChildStartError, IntensityExceededError, NameTakenError
+from .errors import ActorDeadError, NameTakenError
+from .exhaustion import come_to_rest, exhaust
 from .future import TrioFuture
+from .operations import Operation
 from .ref import TrioActorRef
-from .restarts import Fall, Restarts, plan, starts_again, uncovered
+from .restarts import Fall, Restarts, starts_again
+from .rounds import bring_up, halt_all
 from .settling import CRASHED, Exit
 from .specs import ChildSpec, SupervisorSpec, SupervisorStatistics
 
 if TYPE_CHECKING:
     from .system import ActorSystem
-
-logger = logging.getLogger("abeyance.core")
 
 Child: TypeAlias = "ActorChild | Supervisor"
 
@@ -117,10 +118,10 @@ class Supervisor:
             ActorDeadError: The supervisor has stopped.
         """
         self._check_running()
-        birth = _Birth()
+        birth = Birth()
         # In a task of the system: should the group have to go round meanwhile, the caller's
         # cancellation must not leave it half started.
-        self.system.nursery.start_soon(self._bear, spec, birth, name=f"{self}: start {spec.id}")
+        self.system.nursery.start_soon(bear, self, spec, birth, name=f"{self}: start {spec.id}")
         try:
             return await birth.future
         except trio.Cancelled:
@@ -143,7 +144,7 @@ class Supervisor:
             child.cell.nudge()
             if child.launching:
                 child.cell.kill("it was stopped while it started")
-        async with self._operation():
+        async with Operation(self):
             left = await child.end()
             if self._children.get(id_) is child:
                 del self._children[id_]
@@ -214,58 +215,7 @@ class Supervisor:
         self._children[cell.child_id] = child
         self.system.nursery.start_soon(cell.run, name=cell.key)
 
-    async def _bear(self, spec: ChildSpec, birth: _Birth) -> None:
-        """Start a child for the first time, for a caller who waits for it."""
-        fall: Fall | None = None
-        try:
-            async with self._operation():
-                if birth.abandoned:
-                    return
-                self._check_running()
-                child = birth.child = self._add(spec)
-                if self._at_rest:
-                    child.cell.held = True
-                else:
-                    fall = await self._bring_up([child], first=child)
-                    if not child.born or fall is not None:
-                        failure = None if fall is None else self._exceeded(fall.exit)
-                        await self._give_up(child, failure)
-                        birth.future._fail(self._unstarted(child))
-                    if fall is not None:
-                        await self._exhaust(fall.exit)
-            birth.future._answer(child.cell.ref)
-        except Exception as exc:
-            if not birth.future._fail(exc):
-                raise  # The root's escalation, which is to end the run.
-        except BaseException:
-            birth.future._fail(self._dead())
-            raise
-
-    async def _give_up(self, child: ActorChild, error: BaseException | None) -> None:
-        """End a child that was never started, and forget it."""
-        child.failure = child.failure or error
-        with trio.CancelScope(shield=True):
-            await child.end()
-        if self._children.get(child.id) is child:
-            del self._children[child.id]
-
-    def _unstarted(self, child: ActorChild) -> ActorDeadError | ChildStartError:
-        """Say why a child that was given up did not start."""
-        if self._ending and child.failure is None:
-            return self._dead()
-        error = ChildStartError(
-            f"child {child.id!r} of supervisor {self} failed to start; it is no child; "
-            + ("its group was halted" if child.failure is None else "its error is the cause"),
-            supervisor=self.spec.id,
-            child=child.id,
-        )
-        error.__cause__ = child.failure
-        return error
-
     # -- operations
-
-    def _operation(self) -> _Operation:
-        return _Operation(self)
 
     def _soon(self, afn: Callable[..., Any]) -> None:
         self._operating = True
@@ -294,49 +244,30 @@ class Supervisor:
             if isinstance(child, Supervisor):
                 child.abandon()
 
-    async def _start_all(self) -> None:
-        """Start the spec's children in order; stop those that were started where one fails."""
-        async with self._operation():
-            try:
-                for spec in self.spec.children:
-                    child = self._add(spec)
-                    fall = await self._bring_up([child], first=child)
-                    if not child.born or fall is not None:
-                        if fall is not None:
-                            child.failure = self._exceeded(fall.exit)
-                        raise self._unstarted(child)
-            except BaseException:
-                self._stopping.set()
-                with trio.CancelScope(shield=True):
-                    for started in reversed(list(self._children.values())):
-                        await started.end()
-                self.state = "stopped"
-                raise
-
     async def launch(self) -> BaseException | None:
         """Start the children again, after a parent's restart of this supervisor.
 
         Return the error of the first that does not start, or that of an exceeded intensity; None
         where all run, where the group parks, or where it stops meanwhile.
         """
-        async with self._operation():
+        async with Operation(self):
             if self.state == "stopped" or self._ending:
                 return None
             self.state = "running"
             self._halted = self._awaits_parent = False
             self._restarts.forget()
             self._falls.clear()
-            fall = await self._bring_up(list(self._children.values()), once=True)
+            fall = await bring_up(self, list(self._children.values()), once=True)
             if fall is None:
                 return None
-            return await self._come_to_rest(fall.exit) if fall.spent else fall.exit.error
+            return await come_to_rest(self, fall.exit) if fall.spent else fall.exit.error
 
     async def halt(self) -> None:
         """End the children's incarnations, in reverse start order; they keep their mailboxes."""
         self._halted = self._awaits_parent = True
         self._cut()
-        async with self._operation():
-            await self._halt_all(self._children.values())
+        async with Operation(self):
+            await halt_all(self._children.values())
             self._falls.clear()
 
     async def end(self) -> list[Cell]:
@@ -346,7 +277,7 @@ class Supervisor:
         self._stopping.set()
         self._cut()
         left: list[Cell] = []
-        async with self._operation():
+        async with Operation(self):
             for id_, child in reversed(list(self._children.items())):
                 left += await child.end()
                 self._children.pop(id_, None)
@@ -364,108 +295,26 @@ class Supervisor:
 
     async def _regroup(self) -> None:
         """Decide on those that fell."""
-        async with self._operation():
-            fall = await self._bring_up([])
+        async with Operation(self):
+            fall = await bring_up(self, [])
             if fall is not None:
-                await self._exhaust(fall.exit)
+                await exhaust(self, fall.exit)
 
     async def _relaunch(self) -> None:
         """Start all children, after an unpark."""
-        async with self._operation():
+        async with Operation(self):
             if self._awaits_parent or self._ending or self.state != "running":
                 return
             self._halted = False
             self._falls.clear()
-            fall = await self._bring_up(list(self._children.values()))
+            fall = await bring_up(self, list(self._children.values()))
             if fall is not None:
-                await self._exhaust(fall.exit)
-
-    # -- going round
-
-    async def _bring_up(
-        self, pending: list[Child], *, first: ActorChild | None = None, once: bool = False
-    ) -> Fall | None:
-        """Start children in order, and go round by those that fall meanwhile, until all run.
-
-        Args:
-            pending: Whom to start, in start order.
-            first: One of them that is given up, uncounted, when it fails to start.
-            once: Whether a start that fails ends the operation, unspent, instead of counting.
-
-        Returns:
-            None where all run or the group is at rest; else the fall that ended the operation.
-        """
-        while not self._at_rest:
-            falls = self._take_falls(pending)
-            if falls:
-                fall, pending = await self._go_round(falls, pending)
-                if fall is not None:
-                    return fall
-                continue
-            if not pending:
-                return None
-            cut, error = await self._start(pending[0])
-            if cut:
-                continue
-            child = pending.pop(0)
-            if error is None:
-                continue
-            fall = Fall(child.id, Exit(CRASHED, error))
-            if once:
-                return fall
-            if child is first:
-                await self._give_up(first, error)
-            else:
-                self._falls.append(fall)
-        return None
-
-    async def _start(self, child: Child) -> tuple[bool, BaseException | None]:
-        """Start one child; return whether its start was cut short, and why it failed, if so."""
-        with trio.CancelScope() as scope:
-            self._launching = scope
-            try:
-                return False, await child.launch()
-            finally:
-                self._launching = None
-        return True, None
-
-    def _take_falls(self, pending: Iterable[Child]) -> list[Fall]:
-        if not self._falls:
-            return []
-        falls, self._falls = self._falls, []
-        return uncovered(falls, list(self._children), {child.id for child in pending})
-
-    async def _go_round(
-        self, falls: list[Fall], pending: list[Child]
-    ) -> tuple[Fall | None, list[Child]]:
-        """Stop whom these falls affect; return whom to start, or the fall that is one too many."""
-        decision = plan(
-            self.spec.strategy,
-            list(self._children),
-            {child.id for child in pending},
-            falls,
-            self._next_wait_s,
-        )
-        if isinstance(decision, Fall):
-            return decision, pending
-        pending = [self._children[id_] for id_ in decision.ids]
-        await self._halt_all(pending)
-        with trio.move_on_after(decision.delay_s):
-            await self._stopping.wait()
-        return None, pending
+                await exhaust(self, fall.exit)
 
     def _next_wait_s(self, counts: bool) -> float | None:
         return self._restarts.next_wait_s(
             self.spec, trio.current_time(), counts, self.system.random
         )
-
-    async def _halt_all(self, children: Iterable[Child]) -> None:
-        """Halt children in reverse, and end the temporary ones among them."""
-        for child in reversed(list(children)):
-            if child.restart == "temporary":
-                await child.end()
-            else:
-                await child.halt()
 
     # -- when a child ends
 
@@ -517,96 +366,8 @@ class Supervisor:
         else:
             self._soon(self._regroup)
 
-    # -- past the intensity
-
-    async def _exhaust(self, outcome: Exit) -> None:
-        """Stop the children, then park or escalate. Raises where there is nobody to escalate to."""
-        failure = await self._come_to_rest(outcome)
-        if failure is None:
-            return
-        if self.parent is None:
-            raise failure
-        self.parent._supervisor_failed(self, failure)
-
-    async def _come_to_rest(self, outcome: Exit) -> IntensityExceededError | None:
-        """Stop the children and park; or return the error to escalate with."""
-        failure = self.last_error = self._exceeded(outcome)
-        self._halted = True
-        await self._halt_all(self._children.values())
-        self._falls.clear()
-        if self.spec.on_exhausted == "park" or outcome.poison:
-            self._park(failure)
-            return None
-        self.system.emit("escalated", self.spec.id, error=failure)
-        return failure
-
-    def _exceeded(self, outcome: Exit) -> IntensityExceededError:
-        if outcome.poison:
-            what = "a message went past its deliveries"
-        else:
-            what = f"more than {self.spec.intensity} restarts in {self.spec.period_s} s"
-        failure = IntensityExceededError(
-            f"supervisor {self}: {what}; its children are stopped, their mailboxes stand; "
-            "the last error is the cause",
-            supervisor=self.spec.id,
-            restarts=self._restarts.recent(self.spec, trio.current_time()),
-            period_s=self.spec.period_s,
-        )
-        failure.__cause__ = outcome.error
-        return failure
-
-    def _park(self, failure: IntensityExceededError) -> None:
-        self.state = "parked"
-        self.system.emit("parked", self.spec.id, error=failure)
-        if self.spec.on_parked is not None:
-            try:
-                self.spec.on_parked(self, failure)
-            except Exception:
-                logger.exception("on_parked of %s failed; the group is parked", self)
-
 
 async def _wait_ended(cells: Iterable[Cell]) -> None:
     """Wait for what could not be ended in its time."""
     for cell in cells:
         await cell.wait_ended()
-
-
-class _Birth:
-    """A first start that a caller waits for."""
-
-    __slots__ = ("abandoned", "child", "future")
-
-    def __init__(self) -> None:
-        self.future: TrioFuture[TrioActorRef[Any]] = TrioFuture()
-        self.child: ActorChild | None = None
-        self.abandoned = False
-
-    def abandon(self) -> None:
-        """Stop the child, as nobody waits for it any more."""
-        self.abandoned = True
-        if self.child is not None:
-            self.child.cell.ending = True
-            self.child.cell.nudge()
-            self.child.cell.kill("its start was cancelled")
-
-
-class _Operation:
-    """Hold the group's lock, and have the group go round by who fell when it is over."""
-
-    __slots__ = ("_supervisor",)
-
-    def __init__(self, supervisor: Supervisor) -> None:
-        self._supervisor = supervisor
-
-    async def __aenter__(self) -> None:
-        await self._supervisor._lock.acquire()
-        self._supervisor._operating = True
-
-    async def __aexit__(self, *_exc: object) -> None:
-        supervisor = self._supervisor
-        supervisor._lock.release()
-        if supervisor._lock.locked():
-            return  # It was handed over, and the next operation looks.
-        supervisor._operating = False
-        if supervisor._falls and not supervisor._at_rest:
-            supervisor._soon(supervisor._regroup)

@@ -24,6 +24,7 @@ import pykka
 import trio
 
 from .asks import AskTable
+from .births import start_all
 from .cell import ActorStatistics, Cell
 from .clock import Clock, SystemClock
 from .deadletters import DeadLetter, Ledger, Quarantined
@@ -351,7 +352,7 @@ class ActorSystem:
                 f"supervisor {parent} has a child {spec.id!r}; nothing was started", name=spec.id
             )
         try:
-            await supervisor._start_all()
+            await start_all(supervisor)
         except BaseException:
             parent._children.pop(spec.id, None)
             raise
