@@ -40,6 +40,7 @@ FAMILIES = (
         """
         ActorDeadError MailboxFullError AskCycleError UndeclaredAskError WouldDeadlockError
         FutureSettledError NameTakenError
+        UnknownEntryError ReplaysExceededError MessageNotKeptError
         AgentExistsError AgentOwnedElsewhereError InboxFullError MessageConflictError
         RuntimeClosedError AgentParkedError UnknownAgentError LeaseLostError OwnershipLostError
         AlreadyOpenError MissingStoreError NoFileLocksError OwnedElsewhereError StoreBusyError

@@ -5,7 +5,7 @@ from .asks import AskTable, chain, in_chain, in_role
 from .cell import ActorStatistics
 from .clock import Clock, SystemClock
 from .deadletters import DeadLetter, Quarantined
-from .envelope import LATER, Answer, Ended
+from .envelope import LATER, Answer, Ended, Origin, Reminder
 from .errors import (
     AbeyanceError,
     ActorCrashError,
@@ -14,19 +14,30 @@ from .errors import (
     AskCycleError,
     AskTimeoutError,
     ChildStartError,
+    DeliveriesSpentError,
     FutureSettledError,
     IntensityExceededError,
     LongAwaitError,
     MailboxClosedError,
     MailboxFullError,
+    MessageNotKeptError,
     NameTakenError,
     OutcomeUnknownError,
+    ReplaysExceededError,
     UndeclaredAskError,
+    UnknownEntryError,
     WouldDeadlockError,
 )
 from .future import TrioFuture
 from .hosted import HostedSystem
-from .ports import DeadLetterSink, Event, EventSink, QuarantineSink
+from .ports import (
+    DeadLetterSink,
+    DeliveryCounts,
+    Event,
+    EventSink,
+    QuarantineSink,
+    Reminders,
+)
 from .ref import TrioActorRef
 from .specs import Backoff, ChildSpec, SupervisorSpec, SupervisorStatistics
 from .supervisor import Supervisor
@@ -51,6 +62,8 @@ __all__ = [
     "Clock",
     "DeadLetter",
     "DeadLetterSink",
+    "DeliveriesSpentError",
+    "DeliveryCounts",
     "Ended",
     "Event",
     "EventSink",
@@ -60,11 +73,16 @@ __all__ = [
     "LongAwaitError",
     "MailboxClosedError",
     "MailboxFullError",
+    "MessageNotKeptError",
     "NameTakenError",
+    "Origin",
     "OutcomeUnknownError",
     "PhaseReport",
     "QuarantineSink",
     "Quarantined",
+    "Reminder",
+    "Reminders",
+    "ReplaysExceededError",
     "Reply",
     "ShutdownReport",
     "Supervisor",
@@ -77,6 +95,7 @@ __all__ = [
     "TrioActorRef",
     "TrioFuture",
     "UndeclaredAskError",
+    "UnknownEntryError",
     "WouldDeadlockError",
     "chain",
     "in_chain",

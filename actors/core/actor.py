@@ -20,7 +20,7 @@ import pykka
 
 from .asks import STANCE, check_ring, check_table
 from .cell import BIRTH, Cell
-from .envelope import ANSWER, TIMER, Answer, Ended
+from .envelope import ANSWER, TIMER, Answer, Ended, Reminder
 from .errors import ActorDeadError, AskCycleError, MailboxFullError
 from .future import Outcome, Target, TrioFuture
 from .ref import TrioActorRef
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("abeyance.core")
 
 _FOREVER = float("inf")
+
+REMINDER_MS_MAX = 8_640_000_000_000_000
+"""The last instant a reminder may name, in epoch milliseconds."""
 
 
 class Reply:
@@ -102,6 +105,25 @@ class _Request(Target):
             drop_internal(cell, ANSWER, payload, self._incarnation)
 
 
+def check_reminder(
+    actor: str | None, name: str, message: Any, at_ms: int, every_ms: int | None
+) -> Reminder:
+    """Make a reminder of what an actor asked for.
+
+    Raises:
+        ValueError: Names what is out of bounds.
+    """
+    if actor is None:
+        raise ValueError("an actor without a name has no reminders; start it with a name")
+    if not isinstance(name, str) or not 0 < len(name.encode("utf-8", "replace")) <= 128:
+        raise ValueError(f"name must be text of 1 to 128 bytes, not {name!r:.80}")
+    if type(at_ms) is not int or not 0 <= at_ms <= REMINDER_MS_MAX:
+        raise ValueError(f"at_ms must be 0 to {REMINDER_MS_MAX}, not {at_ms!r}")
+    if every_ms is not None and (type(every_ms) is not int or not 1 <= every_ms <= REMINDER_MS_MAX):
+        raise ValueError(f"every_ms must be 1 to {REMINDER_MS_MAX} or None, not {every_ms!r}")
+    return Reminder(actor, name, at_ms, message, every_ms)
+
+
 class TrioActor(pykka.Actor):
     """An actor whose loop is a trio task.
 
@@ -125,6 +147,9 @@ class TrioActor(pykka.Actor):
 
     past_deliveries: ClassVar[str] = "quarantine"
     """After the last delivery: `quarantine` the message, or `park` the group and keep it."""
+
+    counts_durably: ClassVar[bool] = False
+    """Whether deliveries of messages with an `act_id` are counted past the end of the process."""
 
     crash_on_ask_error: ClassVar[bool] = False
     """Whether an error in the handler of an ask ends the incarnation, as one of a tell does."""
@@ -358,6 +383,41 @@ class TrioActor(pykka.Actor):
         cell = self._cell
         item = (TIMER, message, cell.incarnation, 0)
         return cell.system.wheel.at(delay_s, lambda: cell.box.put_internal(item))
+
+    def remind(
+        self, name: str, message: Any = None, *, at_ms: int, every_ms: int | None = None
+    ) -> None:
+        """Have a `Reminder` sent to this actor, in whichever incarnation, at an instant.
+
+        Not a checkpoint. It comes to `on_receive`, by the internal lane, not before the wall clock
+        reads the instant. It is over when its handler returned: a crash delivers it again, at least
+        once, or quarantines it. Where reminders are stored it also survives the process, once its
+        commit is in; one that came due meanwhile comes once, when an actor of this name starts.
+
+        Args:
+            name: One reminder a name: it takes the place of an earlier one.
+            message: What the reminder carries. To be stored it must be plain data.
+            at_ms: When, in epoch milliseconds; an instant that is past is due at once.
+            every_ms: Of a periodic one the period, at least 1. Periods that were missed come once.
+
+        Raises:
+            ValueError: This actor has no name of its own, so nothing could find it again; or an
+                argument is out of its bounds. Nothing was set.
+        """
+        system = self._cell.system
+        system.reminders.set(check_reminder(self._cell.name, name, message, at_ms, every_ms))
+
+    def forget_reminder(self, name: str) -> None:
+        """Cancel a reminder of this actor. One that is in its mailbox already still arrives.
+
+        Not a checkpoint.
+
+        Raises:
+            ValueError: This actor has no name of its own.
+        """
+        if self._cell.name is None:
+            raise ValueError(f"{self._cell} has no name, so it has no reminders")
+        self._cell.system.reminders.cancel(self._cell.name, name)
 
     def watch(self, ref: TrioActorRef[Any]) -> None:
         """Get `Ended` in `on_ended` each time an incarnation of the actor ends, and at its end.

@@ -344,6 +344,8 @@ class Cell:
         return BaseExceptionGroup(f"{self} crashed", [error, failure])
 
     def _announce(self) -> None:
+        if self.name is not None:
+            self.system.reminders.started(self.name)
         kind = "started" if self.incarnation == 1 else "restarted"
         if self.system.on_event is not None:
             self.system.emit(kind, self.key, self.incarnation)

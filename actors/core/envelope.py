@@ -49,6 +49,56 @@ class StopPill(NamedTuple):
 STOP_PILL: Final = StopPill()
 
 
+class Origin(NamedTuple):
+    """Which entry a replayed message comes from.
+
+    Attributes:
+        kind: `dead_letter` or `quarantine`.
+        id: The entry's number there.
+    """
+
+    kind: str
+    id: int
+
+
+class Replayed(NamedTuple):
+    """A message that is sent again from an entry. Its handler sees the message alone."""
+
+    message: Any
+    origin: Origin
+
+
+def opened(message: Any) -> tuple[Any, Origin | None]:
+    """Return what was sent, and which entry it comes from where it was replayed."""
+    if message.__class__ is Replayed:
+        return message.message, message.origin
+    return message, None
+
+
+@dataclass(frozen=True, slots=True)
+class Reminder:
+    """What an actor asked to be told at an instant; arrives in its `on_receive`.
+
+    Attributes:
+        actor: The name of the actor it is for.
+        name: Its name, one of the actor's.
+        due_ms: When, in epoch milliseconds.
+        message: What the actor wanted to be told.
+        every_ms: Of a periodic one the period, else None.
+    """
+
+    actor: str
+    name: str
+    due_ms: int
+    message: Any = None
+    every_ms: int | None = None
+
+    @property
+    def act_id(self) -> str:
+        """Names this one firing: the same in every delivery of it."""
+        return f"reminder:{self.name}:{self.due_ms}"
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What an ask or a piped function came to.
@@ -95,5 +145,6 @@ TELL: Final = 0
 ANSWER: Final = 1
 TIMER: Final = 2
 ENDED: Final = 3
+REMIND: Final = 4
 
 Internal: TypeAlias = tuple[int, Any, int, int]

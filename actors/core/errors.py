@@ -56,6 +56,43 @@ class MailboxClosedError(ActorDeadError):
     code = "mailbox_closed"
 
 
+class UnknownEntryError(AbeyanceError):
+    """There is no such dead letter, or no such message in quarantine. Nothing was sent.
+
+    Attributes:
+        entry: The number that was asked for.
+    """
+
+    code = "unknown_entry"
+    entry: int
+
+
+class ReplaysExceededError(AbeyanceError):
+    """The entry was replayed as often as it may be. Nothing was sent.
+
+    Attributes:
+        entry: Its number.
+        replays: How often it was.
+    """
+
+    code = "replays_exceeded"
+    entry: int
+    replays: int
+
+
+class MessageNotKeptError(AbeyanceError):
+    """The entry's message could not be stored, and the process that had it has ended.
+
+    Nothing was sent.
+
+    Attributes:
+        entry: Its number.
+    """
+
+    code = "message_not_kept"
+    entry: int
+
+
 class MailboxFullError(AbeyanceError):
     """The user lane is at its bound. The message was not accepted, or was dropped to make room.
 
@@ -133,6 +170,23 @@ class ActorCrashError(AbeyanceError):
     """Raised in a handler, also of an ask, to end the incarnation as a crash. Subclass it."""
 
     code = "actor_crash"
+
+
+class DeliveriesSpentError(ActorCrashError):
+    """A message whose deliveries ended in a crash or a death of the process, each time.
+
+    It was not delivered again.
+
+    Attributes:
+        actor: Which actor.
+        act: The message's act id.
+        deliveries: How often it was delivered, in all lives of the process.
+    """
+
+    code = "deliveries_spent"
+    actor: str
+    act: str
+    deliveries: int
 
 
 class ActorKilledError(AbeyanceError):

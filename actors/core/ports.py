@@ -1,8 +1,11 @@
 """What the kernel hands to whoever embeds it. The kernel itself keeps all of it in memory only.
 
-Each is called with one frozen record and must not block; what it raises is counted and logged, and
-the kernel goes on. Dead letters are recorded on the thread on which they end, the rest on the loop
-thread.
+Nothing here may block. What a sink raises is counted and logged, and the kernel goes on. Dead
+letters are recorded on the thread on which they end, and delivery counts ended there, the rest on
+the loop thread.
+
+What a port does not supply is kept for the life of the system: dead letters and quarantine by
+`deadletters`, reminders by `reminders.MemoryReminders`, counts of deliveries in the envelope.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from .deadletters import DeadLetter, Quarantined
+from .envelope import Reminder
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +52,47 @@ class EventSink(Protocol):
     """Who looks at what happens."""
 
     def __call__(self, event: Event, /) -> object: ...
+
+
+class DeliveryCounts(Protocol):
+    """Counts of deliveries that outlive the process. See `deliveries` for who is counted.
+
+    What `begin` notes is kept if the process is killed the instant it has returned.
+    """
+
+    def begin(self, actor: str, act_id: str, deliveries: int, /) -> int:
+        """Note that a handler is about to run; return the deliveries of the act before this one.
+
+        Args:
+            actor: The actor's name.
+            act_id: What the message is known by, the same in every life.
+            deliveries: Its crashes so far in this life.
+        """
+
+    def end(self, actor: str, act_id: str, /, *, handled: bool) -> None:
+        """Take the note back. Any thread.
+
+        Args:
+            actor: The actor's name.
+            act_id: What the message is known by.
+            handled: Its handler returned, so that earlier lives no longer count either.
+        """
+
+
+class Reminders(Protocol):
+    """Where reminders are kept, and what fires them (`reminders.fire`). On the loop thread."""
+
+    def set(self, reminder: Reminder, /) -> None:
+        """Keep a reminder, in place of one of the same actor and name."""
+
+    def cancel(self, actor: str, name: str, /) -> None:
+        """Forget a reminder. One that is in the mailbox already still arrives."""
+
+    def handled(self, reminder: Reminder, /) -> None:
+        """Its handler returned, or it went to quarantine: this firing is over."""
+
+    def undelivered(self, reminder: Reminder, /) -> None:
+        """No actor of that name took it: it stays due until one starts. Any thread."""
+
+    def started(self, actor: str, /) -> None:
+        """An incarnation of a named actor runs."""

@@ -22,7 +22,19 @@ from pykka.messages import ProxyCall, ProxyGetAttr, ProxySetAttr
 from trio.lowlevel import checkpoint, current_task, wait_task_rescheduled
 
 from .asks import STANCE
-from .envelope import ANSWER, ENDED, LATER, SETTLED, TELL, Internal, StopPill
+from .deliveries import counted, deliver_reminder
+from .envelope import (
+    ANSWER,
+    ENDED,
+    LATER,
+    REMIND,
+    SETTLED,
+    TELL,
+    Answer,
+    Internal,
+    Replayed,
+    StopPill,
+)
 from .errors import ActorCrashError
 from .future import Target
 from .mailbox import HALT, KILL, STOP_NOW
@@ -37,7 +49,7 @@ BATCH_S: Final = 0.001
 """How long a batch may hold the loop before other tasks run."""
 
 _LOOK_EVERY: Final = 8  # Messages between two looks at the time: a look costs a tenth of a message.
-_SPECIAL: Final = frozenset({StopPill, ProxyCall, ProxyGetAttr, ProxySetAttr})
+_SPECIAL: Final = frozenset({StopPill, ProxyCall, ProxyGetAttr, ProxySetAttr, Replayed})
 
 
 async def serve(cell: Cell, actor: TrioActor) -> str:
@@ -48,7 +60,7 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
     box = cell.box
     user = box.user
     owed = cell.owed
-    receive: Any = actor.on_receive
+    receive: Any = counted(cell, actor.on_receive)
     clock = time.perf_counter
     crash_on_ask = actor.crash_on_ask_error
     watched = cell.system.debug and cell.role is not None
@@ -203,6 +215,13 @@ def _special(cell: Cell, actor: TrioActor, message: Any) -> Any:
     if kind is ProxySetAttr:
         parent = _attribute(actor, message.attr_path[:-1])
         return setattr(parent, message.attr_path[-1], message.value)
+    if kind is Replayed:
+        inner = message.message
+        if inner.__class__ is Answer:
+            return actor.on_answer(inner)
+        return (
+            _special(cell, actor, inner) if inner.__class__ in _SPECIAL else actor.on_receive(inner)
+        )
     raise TypeError("a stop pill is always an ask")
 
 
@@ -250,6 +269,9 @@ async def _serve_internal(cell: Cell, actor: TrioActor, item: Internal) -> None:
     elif kind == ENDED:
         names = ()
         result = actor.on_ended(payload)
+    elif kind == REMIND:
+        names = ()
+        result = deliver_reminder(cell, actor, payload, item[3])
     else:
         names = ()
         result = actor.on_receive(payload)
@@ -258,6 +280,8 @@ async def _serve_internal(cell: Cell, actor: TrioActor, item: Internal) -> None:
         await (one_checkpoint(result, cell) if watched else result)
     if names:
         STANCE.set(cell.base)
+    if kind == REMIND and cell.inflight_internal is not None:
+        cell.system.reminders.handled(payload)
     cell.inflight_internal = None
     if kind == TELL:
         cell.handled += 1

@@ -26,8 +26,24 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from .deadletters import DeadLetter, Quarantined
-from .envelope import ANSWER, SETTLED, TELL, TIMER, Envelope, Internal, StopPill
-from .errors import ActorDeadError, ActorKilledError, MailboxFullError, OutcomeUnknownError
+from .envelope import (
+    ANSWER,
+    REMIND,
+    SETTLED,
+    TELL,
+    TIMER,
+    Envelope,
+    Internal,
+    StopPill,
+    opened,
+)
+from .errors import (
+    ActorDeadError,
+    ActorKilledError,
+    DeliveriesSpentError,
+    MailboxFullError,
+    OutcomeUnknownError,
+)
 from .future import Target
 
 if TYPE_CHECKING:
@@ -88,13 +104,13 @@ def _settle_inflight(cell: Cell, error: BaseException) -> tuple[bool, bool]:
         if target is not None:
             cell.owed.pop(target, None)
         counts = deliveries == 0
-        deliveries += 1
+        deliveries = error.deliveries if isinstance(error, DeliveriesSpentError) else deliveries + 1
         if deliveries < cell.actor_class.max_deliveries:
             redelivered = (message, target, deliveries)
         elif cell.actor_class.max_deliveries > 1 and cell.actor_class.past_deliveries == "park":
             redelivered, poison = (message, target, 0), True
         else:
-            _quarantine(cell, message, target, deliveries, error)
+            quarantine(cell, message, target, deliveries, error)
     _return_owed(cell, redelivered)
     return counts, poison
 
@@ -106,7 +122,7 @@ def _settle_inflight_internal(
     if kind == TIMER or (kind != TELL and incarnation):
         return True, False  # It dies with the incarnation.
     counts = deliveries == 0
-    deliveries += 1
+    deliveries = error.deliveries if isinstance(error, DeliveriesSpentError) else deliveries + 1
     parks = cell.actor_class.max_deliveries > 1 and cell.actor_class.past_deliveries == "park"
     if deliveries < cell.actor_class.max_deliveries or parks:
         poison = deliveries >= cell.actor_class.max_deliveries
@@ -115,7 +131,9 @@ def _settle_inflight_internal(
         cell.box.urgent = True
         return counts, poison
     message = payload if kind == TELL else payload[1] if kind == ANSWER else payload
-    _quarantine(cell, message, None, deliveries, error)
+    quarantine(cell, message, None, deliveries, error)
+    if kind == REMIND:
+        cell.system.reminders.handled(payload)
     return counts, False
 
 
@@ -158,7 +176,7 @@ def abandon(cell: Cell, exc: BaseException) -> None:
             if target is not None:
                 target._fail(outcome_unknown(cell, message))
         else:
-            _quarantine(cell, message, target, deliveries + 1, exc)
+            quarantine(cell, message, target, deliveries + 1, exc)
     cell.settle_started(exc)
 
 
@@ -203,7 +221,9 @@ def drop_internal(cell: Cell, kind: int, payload: Any, incarnation: int) -> None
     """Count an item that nobody will handle; a fact becomes a dead letter. Any thread."""
     with cell.system.lock:
         cell.dropped += 1
-    if kind == ANSWER and not incarnation:
+    if kind == REMIND:
+        cell.system.reminders.undelivered(payload)
+    elif kind == ANSWER and not incarnation:
         cell.system.dead_letters.record(_letter(cell, payload[1], "fact_undelivered"))
 
 
@@ -227,13 +247,26 @@ def bury_one(cell: Cell, envelope: Envelope, reason: str) -> None:
 
 
 def _letter(cell: Cell, message: Any, reason: str) -> DeadLetter:
-    return DeadLetter(cell.key, message, reason, cell.system.clock.now_ms())
+    message, origin = opened(message)
+    _forget_act(cell, message)
+    return DeadLetter(cell.key, message, reason, cell.system.clock.now_ms(), origin=origin)
 
 
-def _quarantine(
+def _forget_act(cell: Cell, message: Any) -> None:
+    """Take the mark back of a message that is not delivered again."""
+    counts = cell.system.deliveries
+    act_id = None if counts is None else getattr(message, "act_id", None)
+    if counts is not None and act_id is not None:
+        counts.end(cell.key, act_id, handled=False)
+
+
+def quarantine(
     cell: Cell, message: Any, target: Target | None, deliveries: int, error: BaseException
 ) -> None:
+    """Keep a message out of its mailbox; its asker gets the error."""
+    message, origin = opened(message)
     cell.quarantined += 1
+    _forget_act(cell, message)
     cell.system.quarantine.record(
         Quarantined(
             cell.key,
@@ -242,6 +275,7 @@ def _quarantine(
             cell.incarnation,
             deliveries,
             cell.system.clock.now_ms(),
+            origin=origin,
         )
     )
     if target is not None:

@@ -29,9 +29,17 @@ from .cell import ActorStatistics, Cell
 from .clock import Clock, SystemClock
 from .deadletters import DeadLetter, Ledger, Quarantined
 from .errors import ActorDeadError, NameTakenError
-from .ports import DeadLetterSink, Event, EventSink, QuarantineSink
+from .ports import (
+    DeadLetterSink,
+    DeliveryCounts,
+    Event,
+    EventSink,
+    QuarantineSink,
+    Reminders,
+)
 from .ref import TrioActorRef
 from .registry import Names
+from .reminders import MemoryReminders
 from .specs import SupervisorSpec
 from .supervisor import Supervisor
 from .wheel import Wheel
@@ -162,8 +170,14 @@ class ActorSystem:
         self.ask_timeout_s = ask_timeout_s
         self.debug = debug
         self.random = random.Random(seed)
-        self.dead_letters: Ledger[DeadLetter] = Ledger(on_dead_letter)
-        self.quarantine: Ledger[Quarantined] = Ledger(on_quarantine)
+        self.dead_letters: Ledger[DeadLetter] = Ledger(
+            "dead_letter", self._find_by_key, on_dead_letter
+        )
+        self.quarantine: Ledger[Quarantined] = Ledger(
+            "quarantine", self._find_by_key, on_quarantine
+        )
+        self.deliveries: DeliveryCounts | None = None
+        self.reminders: Reminders = MemoryReminders(self)
         self.on_event = on_event
         self.stop_all_on_base_exception = False
         self.lock = threading.Lock()
@@ -363,6 +377,11 @@ class ActorSystem:
     def find(self, name: str) -> TrioActorRef[Any] | None:
         """Return the ref of the live actor of that name. Any thread."""
         cell = self.names.find(name)
+        return None if cell is None else cell.ref
+
+    def _find_by_key(self, key: str) -> TrioActorRef[Any] | None:
+        """Return the ref of the live actor that entries know by this key, named or not."""
+        cell = self.names.find(key) or next((c for c in list(self.cells) if c.key == key), None)
         return None if cell is None else cell.ref
 
     def statistics(self) -> SystemStatistics:
