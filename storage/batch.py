@@ -17,6 +17,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
+import msgspec
+
 from .errors import InvalidRequestError, RequestTooLargeError, UnreadableRecordError
 from .keys import encode_key, encoder
 from .store import Append, Chain, Delete, Guard, Key, Limits, NotStored, Refused, Request, Value
@@ -43,8 +45,6 @@ def _shape_of(table: Table) -> _Shape:
 
 
 _SHAPES: Final = {name: _shape_of(table) for name, table in TABLES.items()}
-_new: Final = tuple.__new__
-"""Makes a named tuple without its Python constructor, at a third of the cost."""
 
 Counter: TypeAlias = int | UnreadableRecordError
 """A row's counter (0: no row), or why it can't be told."""
@@ -53,7 +53,7 @@ Written: TypeAlias = tuple[int, Value, bytes]
 """Counter, value and the allotted key for its header."""
 
 
-class Prepared(NamedTuple):
+class Prepared(msgspec.Struct, frozen=True, gc=False):
     """A request whose keys are encoded and whose shape is checked."""
 
     guards: list[tuple[str, bytes, int, Guard]]
@@ -139,19 +139,21 @@ def decide(
     suspect = any(
         counter.__class__ is not int for known in counters.values() for counter in known.values()
     )
-    for guards, puts, deletes, appends, chain in batch.requests:
+    for request in batch.requests:
+        chain = request.chain
         if chain is not None and _is_behind(chain, refused, decision.refused):
             outcomes.append(Refused(behind=True))
             continue
-        for table, key, counter, _ in guards:
+        for table, key, counter, _ in request.guards:
             if counters[table].get(key, 0) != counter:
-                outcomes.append(_refuse(guards, counters, rows))
+                outcomes.append(_refuse(request.guards, counters, rows))
                 break
         else:
+            puts, appends = request.puts, request.appends
             unreadable = _unreadable(puts, counters) if suspect else None
             if unreadable is None:
                 _put(puts, counters, rows)
-                for table, key in deletes:
+                for table, key in request.deletes:
                     counters.setdefault(table, {})[key] = 0
                     rows[table][key] = None
                 outcomes.append(
@@ -173,7 +175,8 @@ def _prepare(
     appended: set[str],
     known: dict[int, tuple[str, bytes, int, Guard]],
 ) -> Prepared:
-    guards, puts, deletes, appends, chain = request
+    guards, puts, deletes = request.guards, request.puts, request.deletes
+    appends = request.appends
     ops = len(guards) + len(puts) + len(deletes) + len(appends)
     if ops > limits.ops_max:
         raise _too_large("ops", ops, limits.ops_max)
@@ -182,20 +185,27 @@ def _prepare(
     for guard in guards:
         checked = known.get(id(guard))
         if checked is None:
-            table, key, counter = guard
-            raw = _SHAPES[table][0](key)
+            table = guard.table
+            raw = _SHAPES[table][0](guard.key)
             reads[table].append(raw)
-            checked = known[id(guard)] = (table, raw, counter, guard)
+            checked = known[id(guard)] = (table, raw, guard.counter, guard)
         guarded.append(checked)
+    # Rows of several tables go by one key, or by that of a guard: it is encoded once.
+    last, last_encode = (
+        (guards[-1].key, _SHAPES[guards[-1].table].encode) if guards else (None, None)
+    )
+    raw = guarded[-1][1] if guarded else b""
     written = []
-    for table, key, value in puts:
+    for put in puts:
+        table, key, value = put.table, put.key, put.value
         encode, _, free, _ = _SHAPES[table]
-        if value[0] not in free:
+        if value.kind not in free:
             _check_put(request, table, key, value)
-        raw = encode(key)
+        if key is not last or encode is not last_encode:
+            raw, last, last_encode = encode(key), key, encode
         reads[table].append(raw)
-        size += len(value[2]) + len(raw)
-        if value[4] is not None and not 0 <= value[4] < len(appends):
+        size += len(value.body) + len(raw)
+        if value.allotted is not None and not 0 <= value.allotted < len(appends):
             raise ValueError("puts: allotted names no append")
         written.append((table, raw, value))
     deleted = [_prepare_delete(delete) for delete in deletes] if deletes else []
@@ -206,11 +216,11 @@ def _prepare(
     # Rows of different tables are different rows, and most requests put one a table.
     if deleted or len({table for table, _, _ in written}) != len(written):
         _check_once(written, deleted)
-    return _new(Prepared, (guarded, written, deleted, appends, chain))
+    return Prepared(guarded, written, deleted, appends, request.chain)
 
 
 def _prepare_delete(delete: Delete) -> tuple[str, bytes]:
-    table, key = delete
+    table, key = delete.table, delete.key
     if table in KEPT_BY_THE_STORE:
         raise ValueError(f"deletes: {table} is the store's own")
     return table, _SHAPES[table].encode(key)
@@ -219,7 +229,8 @@ def _prepare_delete(delete: Delete) -> tuple[str, bytes]:
 def _check_appends(appends: Sequence[Append], appended: set[str]) -> int:
     """Check a request's appends, and note their tables; the bytes they take."""
     size = 0
-    for place, (table, value) in enumerate(appends):
+    for place, append in enumerate(appends):
+        table, value = append.table, append.value
         shape = _SHAPES[table]
         if not shape.appending or value.kind not in shape.kinds or value.allotted is not None:
             raise ValueError(f"appends[{place}]")
@@ -289,8 +300,8 @@ def _explain(index: int, request: Request, error: Exception) -> InvalidRequestEr
 
 
 def _is_behind(chain: Chain, refused: Mapping[str, int], lately: Mapping[str, int]) -> bool:
-    sender, epoch = chain
-    return epoch <= lately.get(sender, -1) or epoch <= refused.get(sender, -1)
+    sender = chain.sender
+    return chain.epoch <= max(lately.get(sender, -1), refused.get(sender, -1))
 
 
 def _refuse(
@@ -339,12 +350,13 @@ def _append(
 ) -> tuple[Key, ...]:
     allotted: list[Key] = []
     encoded: list[bytes] = []
-    for table, value in appends:
+    for append in appends:
+        table = append.table
         number = decision.next.get(table) or next_keys[table]
         decision.next[table] = number + 1
         key: Key = (number,)
         raw = encode_key((int,), key)
-        decision.appended.setdefault(table, []).append((raw, (1, value, b"")))
+        decision.appended.setdefault(table, []).append((raw, (1, append.value, b"")))
         if table in counters:
             counters[table][raw] = 1
         allotted.append(key)

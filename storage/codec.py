@@ -25,11 +25,12 @@ from __future__ import annotations
 import struct
 import threading
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple, NoReturn
 
 import msgpack  # type: ignore[import-untyped]
 import msgspec
+import msgspec.inspect
 from msgspec.structs import asdict
 
 from .errors import InvalidRecordError, StorageError, UnreadableRecordError
@@ -51,6 +52,7 @@ class _Kind(NamedTuple):
     version: int
     record: type[Record]
     check: msgspec.msgpack.Decoder[Any]
+    pack: Callable[[Any], bytes]
 
 
 class _Header(NamedTuple):
@@ -71,19 +73,6 @@ def _expand(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} can't be stored")
 
 
-_KINDS: Final[dict[type[Record], _Kind]] = {
-    record: _Kind(record.KIND, record.VERSION, record, msgspec.msgpack.Decoder(record))
-    for table in TABLES.values()
-    for record in table.kinds
-}
-_BY_TABLE: Final[dict[str, dict[str, _Kind]]] = {
-    table.name: {record.KIND: _KINDS[record] for record in table.kinds} for table in TABLES.values()
-}
-_crc32: Final = zlib.crc32
-_new: Final = tuple.__new__
-"""Makes a named tuple without its Python constructor, at a third of the cost."""
-
-
 class _Packers(threading.local):
     """A packer a thread: it is not safe across threads, and making one costs as much as packing."""
 
@@ -97,6 +86,53 @@ _packers: Final = _Packers()
 def pack(value: Any) -> bytes:
     """Pack plain data strictly: no subclasses, no silent conversions."""
     return _packers.pack(value)  # type: ignore[no-any-return]
+
+
+def _pack_record(record: Record) -> bytes:
+    return pack(asdict(record))
+
+
+def _refuse_type(value: Any) -> NoReturn:
+    raise TypeError(f"{type(value).__name__} can't be stored")
+
+
+_pack_typed: Final = msgspec.msgpack.Encoder(enc_hook=_refuse_type).encode
+"""Packs the same bytes as `_pack_record` at a tenth of its cost, but takes more types than are read
+back. For records whose schema names every type, so that its check refuses the others."""
+
+
+def _holds_anything(kind: msgspec.inspect.Type) -> bool:
+    """Whether values of this type may hold some whose type no schema names."""
+    match kind:
+        case msgspec.inspect.AnyType():
+            return True
+        case msgspec.inspect.StructType(fields=fields):
+            return any(_holds_anything(field.type) for field in fields)
+        case msgspec.inspect.UnionType(types=kinds) | msgspec.inspect.TupleType(item_types=kinds):
+            return any(map(_holds_anything, kinds))
+        case msgspec.inspect.DictType(key_type=key, value_type=value):
+            return _holds_anything(key) or _holds_anything(value)
+        case msgspec.inspect.CollectionType(item_type=item):
+            return _holds_anything(item)
+        case _:
+            return False
+
+
+_KINDS: Final[dict[type[Record], _Kind]] = {
+    record: _Kind(
+        record.KIND,
+        record.VERSION,
+        record,
+        msgspec.msgpack.Decoder(record),
+        _pack_record if _holds_anything(msgspec.inspect.type_info(record)) else _pack_typed,
+    )
+    for table in TABLES.values()
+    for record in table.kinds
+}
+_BY_TABLE: Final[dict[str, dict[str, _Kind]]] = {
+    table.name: {record.KIND: _KINDS[record] for record in table.kinds} for table in TABLES.values()
+}
+_crc32: Final = zlib.crc32
 
 
 def unpack(raw: bytes) -> Any:
@@ -130,11 +166,11 @@ def encode(record: Record, *, allotted: int | None = None) -> Value:
             field="",
         )
     try:
-        body = _packers.pack(asdict(record))
+        body = known.pack(record)
         known.check.decode(body)
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
         _refuse_record(known, record, error)
-    return _new(Value, (known.kind, known.version, body, _crc32(body), allotted))
+    return Value(known.kind, known.version, body, _crc32(body), allotted)
 
 
 def checksum(body: bytes) -> int:
@@ -149,17 +185,18 @@ def frame_all(
     framed: list[tuple[bytes, bytes]] = []
     add, head, sum_of, crc32 = framed.append, _HEAD.pack, _SUM.pack, _crc32
     known: tuple[str, int] | None = None
-    for key, (counter, (kind, version, body, body_crc, _), allotted) in entries:
+    for key, (counter, value, allotted) in entries:
+        kind, version, body = value.kind, value.version, value.body
         if known is None or kind != known[0] or version != known[1]:
             # Most tables hold one kind, so that this is done once.
             known, (start, start_crc) = (kind, version), _start(table, kind, version)
         size = len(body)
         tail = _BIN8[size] if size < 256 else b"\xa1b" + _bin_head(size)
         if allotted:
-            crc = crc32(sum_of(counter, body_crc) + key + allotted, start_crc)
+            crc = crc32(sum_of(counter, value.body_crc) + key + allotted, start_crc)
             first, middle = _ALLOTTED, start + b"\xa1a\xc4" + bytes([len(allotted)]) + allotted
         else:
-            crc = crc32(sum_of(counter, body_crc) + key, start_crc)
+            crc = crc32(sum_of(counter, value.body_crc) + key, start_crc)
             first, middle = _PLAIN, start
         add((key, head(first, counter, _SUM_FIELD, crc) + middle + tail + body))
     return framed

@@ -302,13 +302,14 @@ class MemoryStore:
 
     def _break_chain(self, request: Prepared) -> None:
         if request.chain is not None:
-            sender, epoch = request.chain
+            sender, epoch = request.chain.sender, request.chain.epoch
             self._behind[sender] = max(epoch, self._behind.get(sender, epoch))
 
     def _apply(self, request: Prepared, changed: dict[tuple[str, bytes], None]) -> tuple[Key, ...]:
         durable = self._durable
         allotted: list[bytes] = []
-        for table, value in request.appends:
+        for append in request.appends:
+            table, value = append.table, append.value
             key = encode_key((int,), (self._allot(table),))
             durable.rows[table][key] = (1, value, b"")
             changed[table, key] = None

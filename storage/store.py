@@ -33,7 +33,7 @@ Key: TypeAlias = tuple[KeyPart, ...]
 """Parts of a key, from the widest to the narrowest. Tuples sort part by part."""
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """Base of every stored record. Subclasses are listed in `abeyance.storage.tables`.
 
     Class attributes `KIND` (stable text) and `VERSION` (int, raised when the meaning of a field
@@ -44,7 +44,15 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     VERSION = 1
 
 
-class Value(NamedTuple):
+class _Data(msgspec.Struct, frozen=True, gc=False):
+    """Base of what requests are made of: immutable, and nothing in it can be part of a cycle.
+
+    Not tracked by the garbage collector: a thousand requests in flight are ten thousand such
+    objects, and named tuples of them brought on a full collection, with its pause, every second.
+    """
+
+
+class Value(_Data, frozen=True, gc=False):
     """A record made ready for writing by the requester, so that the writer only frames it."""
 
     kind: str
@@ -63,30 +71,30 @@ class Row(NamedTuple):
     allotted: Key | None = None
 
 
-class Guard(NamedTuple):
+class Guard(_Data, frozen=True, gc=False):
     table: str
     key: Key
     counter: int
     """What the row's counter must be; 0 means that there must be no row."""
 
 
-class Put(NamedTuple):
+class Put(_Data, frozen=True, gc=False):
     table: str
     key: Key
     value: Value
 
 
-class Delete(NamedTuple):
+class Delete(_Data, frozen=True, gc=False):
     table: str
     key: Key
 
 
-class Append(NamedTuple):
+class Append(_Data, frozen=True, gc=False):
     table: str
     value: Value
 
 
-class Chain(NamedTuple):
+class Chain(_Data, frozen=True, gc=False):
     """The sender whose requests build on one another, and its count of refusals learnt so far.
 
     A `Refused` that is not `behind` and a `NotStored` each raise the epoch by one; a `behind` does
@@ -97,7 +105,7 @@ class Chain(NamedTuple):
     epoch: int
 
 
-class Request(NamedTuple):
+class Request(_Data, frozen=True, gc=False):
     """Guards, puts, deletes and appends that happen together or not at all.
 
     A key occurs at most once among puts and deletes. An empty request is a barrier: its answer
@@ -115,7 +123,7 @@ class Request(NamedTuple):
         return len(self.guards) + len(self.puts) + len(self.deletes) + len(self.appends)
 
 
-class Committed(NamedTuple):
+class Committed(_Data, frozen=True, gc=False):
     """The request is durable."""
 
     revision: int

@@ -272,7 +272,7 @@ class Writer:
         self.has_failed = True
         for request in job.batch.requests:
             if request.chain is not None:
-                sender, epoch = request.chain
+                sender, epoch = request.chain.sender, request.chain.epoch
                 self._refused[sender] = max(epoch, self._refused.get(sender, epoch))
         return [NotStored(error)] * len(job.batch.requests)
 

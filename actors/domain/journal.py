@@ -233,7 +233,7 @@ class Journal(TrioActor):
                 if isinstance(outcome, NotStored) and isinstance(outcome.error, StoreLostError):
                     kept.lost = outcome.error
                 if request.chain is not None:
-                    sender, epoch = request.chain
+                    sender, epoch = request.chain.sender, request.chain.epoch
                     kept.refused[sender] = max(kept.refused.get(sender, -1), epoch)
         kept.settling.extend(kept.out)
         kept.out = kept.outcomes = None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
+import msgspec
+
 from abeyance.storage.store import Value
 from abeyance.storage.tables.blocks import Block, ToolResultBlock
 from abeyance.storage.tables.slots import Entry, Held
 
 
-class Accept(NamedTuple):
+class Accept(msgspec.Struct, frozen=True, gc=False):
     """Ask: take a message durably. Answers a `Receipt`."""
 
     message: str

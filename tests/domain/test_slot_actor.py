@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -184,8 +185,8 @@ async def test_an_id_that_is_used_is_answered_though_its_sender_thought_it_fresh
     async with open_room(store) as room:
         await room.slot.ask(accept("a", known="x"))
         with trio.fail_after(5):
-            fresh = accept("a", known="x")._replace(known=False)
-            other = accept("b", known="x")._replace(known=False)
+            fresh = msgspec.structs.replace(accept("a", known="x"), known=False)
+            other = msgspec.structs.replace(accept("b", known="x"), known=False)
             same, conflict, behind = await outcomes_of(
                 [room.slot.ask(fresh), room.slot.ask(other), room.slot.ask(accept("c"))]
             )

@@ -64,7 +64,7 @@ def test_an_acceptance_writes_its_rows_in_one_request_that_guards_owner_and_id()
     asked = accept("hi", known="x")
     request, _, _ = desk.book.accept(asked, desk.chain)
     assert request.guards == (desk.book.owner, Guard("ids", (SLOT, "x"), 0))
-    assert [put.table for put in request.puts] == ["bodies", "ids", "slots", "wakes"]
+    assert [put.table for put in request.puts] == ["ids", "bodies", "slots", "wakes"]
     assert request.chain == desk.chain
 
 

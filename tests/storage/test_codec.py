@@ -57,11 +57,12 @@ def _tool(**given: Any) -> Body:
         (msgspec.structs.replace(INBOXED, message="x" * 129), "message"),
         (msgspec.structs.replace(INBOXED, message=None), "message"),
         (msgspec.structs.replace(INBOXED, message=b"m"), "message"),
-        (msgspec.structs.replace(INBOXED, message=_Text.ANA), "message"),
         (msgspec.structs.replace(INBOXED, message="\ud800"), "message"),
         (msgspec.structs.replace(INBOXED, wake=1), "wake"),
         (msgspec.structs.replace(INBOXED, accepted_ms=True), "accepted_ms"),
-        (msgspec.structs.replace(INBOXED, accepted_ms=_Number.ONE), "accepted_ms"),
+        (_tool(who=_Text.ANA), "blocks"),
+        (_tool(how_many=_Number.ONE), "blocks"),
+        (msgspec.structs.replace(INBOXED, message=object()), "message"),
         (msgspec.structs.replace(INBOXED, accepted_ms=1.0), "accepted_ms"),
         (msgspec.structs.replace(INBOXED, accepted_ms=-1), "accepted_ms"),
         (msgspec.structs.replace(INBOXED, accepted_ms=8_640_000_000_000_001), "accepted_ms"),
@@ -98,6 +99,12 @@ def test_a_record_that_its_schema_refuses_is_not_encoded_and_the_field_is_named(
     with pytest.raises(InvalidRecordError) as caught:
         codec.encode(record)
     assert (caught.value.kind, caught.value.field) == (record.KIND, field)
+
+
+def test_a_member_of_an_enum_is_stored_as_the_plain_value_that_a_field_asks_for() -> None:
+    enums = msgspec.structs.replace(INBOXED, message=_Text.ANA, accepted_ms=_Number.ONE)
+    plain = msgspec.structs.replace(INBOXED, message="ana", accepted_ms=1)
+    assert codec.encode(enums) == codec.encode(plain)
 
 
 def test_a_tool_input_nested_past_what_can_be_read_is_not_encoded() -> None:

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from abeyance.storage import codec
@@ -404,7 +405,7 @@ _LOG = Value("log_line", 1, b"", 0)
         (Request(appends=(Append("wakes", _WAKE),)), "batch[0]"),
         (Request(appends=(Append("log", _WAKE),)), "batch[0]"),
         (Request(puts=(Put("log", (1,), _LOG),)), "batch[0]"),
-        (Request(puts=(Put("wakes", A, _WAKE._replace(allotted=0)),)), "batch[0]"),
+        (Request(puts=(Put("wakes", A, msgspec.structs.replace(_WAKE, allotted=0)),)), "batch[0]"),
         (Request(puts=(Put("meta", ("x",), Value("store", 1, b"", 0)),)), "batch[0]"),
         (Request(puts=(Put("sequences", ("log",), Value("sequence", 1, b"", 0)),)), "batch[0]"),
         (Request(puts=(Put("processes", ("x",), Value("process", 1, b"", 0)),)), "batch[0]"),
