@@ -44,8 +44,10 @@ async def test_a_stated_wait_holds_the_turn_with_one_call_no_marker_no_lease_and
 ) -> None:
     async with world.open():
         ana = await world.add([fail(429, retry_after=7_200)])
+        before = trio.current_time()
         await ana.send("go")
         await ana.wait_idle()
+        assert trio.current_time() - before < 1, "no pause and no second look at the gate"
         assert len(world.providers[0].requests) == 1
         assert await shown(ana) == ["user: go"]
         state = world.state()

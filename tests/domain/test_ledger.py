@@ -423,6 +423,7 @@ async def test_a_release_after_a_set_that_failed_stays_a_release_also_after_a_re
         assert len(books.book.listing("bo")) == 70
 
 
+@pytest.mark.behaviour("W-029", "W-031")
 async def test_a_set_whose_fate_is_unknown_is_looked_up_and_a_release_behind_it_stands() -> None:
     """The commit is in, the ledger dies before it hears of it, and a release follows."""
     for kill_at in range(12):

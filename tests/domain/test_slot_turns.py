@@ -111,6 +111,24 @@ def test_a_fresh_turn_takes_everything_held_kinds_included() -> None:
     assert (again.turn, again.token, again.attempts) == (1, 2, 1)
 
 
+@pytest.mark.behaviour("D-017")
+def test_a_fresh_turn_takes_what_a_death_left_waiting_kinds_included() -> None:
+    desk = BookDesk()
+    desk.accept("go")
+    turn = desk.start()
+    desk.accept("own", own=True)
+    desk.accept("b")
+    # The hold is in, and a death came before what lands the inbox.
+    desk.book.drain_all = lambda chain: []  # type: ignore[method-assign]
+    desk.book.prefix = lambda **how: []  # type: ignore[method-assign]
+    desk.hold(turn)
+    desk.reload()
+    assert waiting(desk.store) == ["own", "b"]
+    desk.start()
+    assert waiting(desk.store) == []
+    assert carried(desk)[-1] == (1, [1, 2, 3], False)
+
+
 @pytest.mark.parametrize("wakes", [True, False], ids=["all wake", "one wakes"])
 def test_a_start_with_a_long_inbox_is_cut_into_requests_each_prefix_of_which_is_valid(
     wakes: bool,
@@ -376,6 +394,7 @@ def test_a_hold_before_the_wire_leaves_its_request_unsent() -> None:
     assert carried(desk) == [(1, [1], False)]
 
 
+@pytest.mark.behaviour("D-031")
 def test_a_turn_ended_by_a_stop_gives_its_wakes_back_as_one() -> None:
     desk = BookDesk()
     desk.accept("a")

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 
-def _kinds(error: BaseException) -> list[str]:
+def _leaves(error: BaseException) -> list[BaseException]:
+    """What failed: a nursery, and Hypothesis with several examples, hide it in a group."""
     if isinstance(error, BaseExceptionGroup):
-        return [kind for inner in error.exceptions for kind in _kinds(inner)]
-    # A failed Hypothesis example or a group of a nursery hides what failed; a cause never does.
-    return [kind.__name__ for kind in type(error).__mro__]
+        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    return [error]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -35,12 +35,13 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, Any, Any]:
     report = yield
+    leaves = _leaves(call.excinfo.value) if call.excinfo else []
     line = {
         "node": item.nodeid,
         "phase": report.when,
         "outcome": report.outcome,
-        "kinds": _kinds(call.excinfo.value) if call.excinfo else [],
-        "text": str(call.excinfo.value)[:400] if call.excinfo else "",
+        "kinds": [kind.__name__ for leaf in leaves for kind in type(leaf).__mro__],
+        "text": f"{type(leaves[0]).__name__}: {leaves[0]}"[:400] if leaves else "",
     }
     with open(os.environ["REMOVALS_OBSERVED"], "a", encoding="utf-8") as stream:
         stream.write(json.dumps(line) + "\n")
