@@ -7,6 +7,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from abeyance.actors.core import (
+    LATER,
     ActorSystem,
     Backoff,
     ChildSpec,
@@ -279,6 +280,25 @@ async def test_counted_message_is_noted_before_its_handler_and_taken_back_after(
         await ref.ask(Act("s", "sleep"))
         assert ref._cell.kept["out"] == [{("a", "k"): 1}, {}, {("a", "s"): 1}]
         assert (lives.out, lives.log) == ({}, [("k", 0), ("s", 0)])
+
+
+async def test_owed_reply_is_noted_as_no_delivery(autojump_clock):
+    class Owes(Counts):
+        def on_receive(self, message):
+            super().on_receive(message)
+            self.kept["reply"] = self.later()
+            return LATER
+
+    async with ActorSystem() as system:
+        system.deliveries = lives = Lives()
+        ref = await started(system, Owes)
+        future = ref.ask(Act("k", "owe"))
+        await wait_all_tasks_blocked()
+        assert ref.statistics().owed == 1
+        assert ref._cell.kept["out"] == [{("a", "k"): 1}]
+        assert lives.out == {}
+        ref._cell.kept["reply"].set("late")
+        assert await future == "late"
 
 
 async def test_deliveries_of_earlier_lives_count_and_a_spent_message_is_not_delivered(

@@ -19,7 +19,6 @@ NO_PROMISES = ("Not promised",)
 
 WITHOUT_A_TEST = {
     "A ring that passes through another process": "not promised: such a ring is not seen",
-    "Handles are settled on the loop thread": "asked of the caller",
 }
 """The beginnings of the statements that no test can prove, each with the reason."""
 

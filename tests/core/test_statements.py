@@ -11,6 +11,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from abeyance.actors.core import (
+    LATER,
     ActorDeadError,
     ActorSystem,
     Backoff,
@@ -161,6 +162,24 @@ async def test_ask_whose_await_is_cancelled_is_handled_all_the_same(autojump_clo
         go.set()
         assert await future == "asked"
         assert seen(ref) == [go, "asked"]
+
+
+async def test_reply_handle_is_refused_off_the_loop_thread_and_settles_on_it():
+    class Owes(Keeps):
+        def on_receive(self, message):
+            self.kept.append(self.later())
+            return LATER
+
+    async with ActorSystem() as system:
+        ref = system.start(Owes)
+        future = ref.ask("owed")
+        await wait_all_tasks_blocked()
+        (reply,) = seen(ref)
+        with pytest.raises(RuntimeError, match="on the loop thread"):
+            await trio.to_thread.run_sync(reply.set, "from a thread")
+        assert not future.settled
+        assert reply.set("from the loop")
+        assert await future == "from the loop"
 
 
 async def test_ended_actor_refuses_every_call_and_what_was_left_became_dead_letters(
