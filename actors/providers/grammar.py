@@ -24,6 +24,8 @@ Milliseconds: TypeAlias = int | float
 _DIGITS_MAX = 25
 """Past 10**25 of any unit here, even nanoseconds, lies nothing that `INSTANT_MS_MAX` admits."""
 
+_EPOCH_MIN_MS = 10**12
+
 _NUMBER = re.compile(r"(-?)([0-9]+)(?:\.([0-9]+))?(?:[eE]([+-]?)([0-9]+))?")
 _WORD_UNITS_NS = {
     "ns": 1,
@@ -31,18 +33,24 @@ _WORD_UNITS_NS = {
     "µs": 1_000,
     "μs": 1_000,
     "ms": 1_000_000,
+    "msec": 1_000_000,
     "millisecond": 1_000_000,
+    "毫秒": 1_000_000,
     "s": 10**9,
     "sec": 10**9,
     "second": 10**9,
+    "秒": 10**9,
     "m": 60 * 10**9,
     "min": 60 * 10**9,
     "minute": 60 * 10**9,
+    "分钟": 60 * 10**9,
     "h": 3_600 * 10**9,
     "hr": 3_600 * 10**9,
     "hour": 3_600 * 10**9,
+    "小时": 3_600 * 10**9,
     "d": 86_400 * 10**9,
     "day": 86_400 * 10**9,
+    "天": 86_400 * 10**9,
     "week": 7 * 86_400 * 10**9,
 }
 _UNIT_NAMES = "|".join(
@@ -50,8 +58,14 @@ _UNIT_NAMES = "|".join(
     for name in sorted(_WORD_UNITS_NS, key=len, reverse=True)
 )
 _TERM = re.compile(
-    rf"([0-9]+)(?:\.([0-9]+))?[ \t]*({_UNIT_NAMES})(?![A-Za-zµμ])[ \t]*(?:,|and\b)?[ \t]*",
+    rf"([0-9]++)(?:\.([0-9]++))?[ \t]{{0,3}}({_UNIT_NAMES})(?![A-Za-zµμ])"
+    r"(?:[ \t]{0,3}(?:,[ \t]{0,3}and\b|,|and\b))?[ \t]{0,3}",
     re.IGNORECASE,
+)
+_ISO_DURATION = re.compile(
+    r"P(?:([0-9]++)W)?(?:([0-9]++)D)?"
+    r"(?:T(?:([0-9]++)H)?(?:([0-9]++)M)?(?:([0-9]++)(?:[.,]([0-9]++))?S)?)?(?![A-Za-z0-9])",
+    re.IGNORECASE | re.ASCII,
 )
 
 _MONTHS = {
@@ -77,8 +91,8 @@ _HTTP_DATES = tuple(
 )
 _RFC3339 = re.compile(
     r"(?P<year>[0-9]{4})-(?P<month>[0-9]{2})-(?P<day>[0-9]{2})[Tt ]"
-    + _TIME
-    + r"(?:\.(?P<fraction>[0-9]+))?(?P<zone>[Zz]|[+-][0-9]{2}:?[0-9]{2})"
+    r"(?P<hour>[0-9]{2}):(?P<minute>[0-9]{2})(?::(?P<second>[0-9]{2}))?"
+    r"(?:[.,](?P<fraction>[0-9]+))?(?P<zone>[Zz]|[+-][0-9]{2}:?[0-9]{2})"
 )
 
 
@@ -100,28 +114,71 @@ def duration(text: str, *, unit_ms: int) -> Milliseconds | None:
     return _scaled(whole + fraction, shift - len(fraction), unit_ms * 1_000_000)
 
 
-def spelled_duration(text: str) -> Milliseconds | None:
-    """Read `1h2m3.5s`, `539.477544ms` or `4 days 20 hours 9 minutes`, and nothing beside it."""
-    if not text:
+def number(value: object, *, unit_ms: int) -> Milliseconds | None:
+    """Read a number of `unit_ms` out of JSON: as a number, or as text that is a plain number.
+
+    Unlike text, a JSON value can be NaN or infinite: those are beyond any instant, and minus
+    infinity is over. A truth value is no number.
+    """
+    if isinstance(value, str):
+        return duration(value.strip(), unit_ms=unit_ms)
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    total: Milliseconds = 0
-    position = 0
-    while position < len(text):
-        term = _TERM.match(text, position)
-        if term is None:
-            return None
+    if isinstance(value, float):
+        if value == -math.inf:
+            return 0
+        return duration(repr(value), unit_ms=unit_ms) if math.isfinite(value) else math.inf
+    if value.bit_length() > 4 * _DIGITS_MAX:
+        return 0 if value < 0 else math.inf
+    return max(0, value * unit_ms)
+
+
+def spelled_duration(text: str) -> Milliseconds | None:
+    """Read `1h2m3.5s`, `4 days 20 hours 9 minutes` or `PT1M30S`, and nothing beside it."""
+    found = leading_duration(text, 0)
+    return found[0] if found is not None and found[1] == len(text) else None
+
+
+def leading_duration(text: str, position: int) -> tuple[Milliseconds, int] | None:
+    """Read the spelled or ISO 8601 duration that starts at a position, and say where it ends.
+
+    Months and years are no durations: their length is not stated.
+    """
+    iso = _ISO_DURATION.match(text, position)
+    if iso is not None and any(iso.groups()):
+        parts = iso.groups(default="")
+        total = _scaled(parts[4] + parts[5], -len(parts[5]), 10**9)
+        for digits, unit_ns in zip(
+            parts[:4], (7 * 86_400 * 10**9, 86_400 * 10**9, 3_600 * 10**9, 60 * 10**9), strict=True
+        ):
+            total += _scaled(digits, 0, unit_ns)
+        return total, iso.end()
+    start, total = position, 0
+    while (term := _TERM.match(text, position)) is not None:
         whole, fraction, unit = term.group(1), term.group(2) or "", term.group(3).lower()
-        unit_ns = _WORD_UNITS_NS.get(unit) or _WORD_UNITS_NS.get(unit.removesuffix("s"))
-        if unit_ns is None:
-            return None
+        unit_ns = _WORD_UNITS_NS.get(unit) or _WORD_UNITS_NS.get(unit.removesuffix("s"), 0)
+        if not unit_ns:
+            break
         total += _scaled(whole + fraction, -len(fraction), unit_ns)
         position = term.end()
-    return total
+    return (total, position) if position > start else None
 
 
 def epoch(text: str, *, unit_ms: int) -> Milliseconds | None:
     """Read an instant that is stated as a number of `unit_ms` since 1970. A negative one is 0."""
     return duration(text, unit_ms=unit_ms)
+
+
+def instant(value: object, *, unit_ms: int = 1_000) -> Milliseconds | None:
+    """Read an instant out of JSON or a header: a number of `unit_ms` since 1970, or RFC 3339.
+
+    A number before the year 2001 is a duration that lost its name, or a zero that stands for
+    nothing; read as an instant it would be long past, so it states nothing.
+    """
+    at_ms = number(value, unit_ms=unit_ms)
+    if at_ms is None and isinstance(value, str):
+        return rfc3339(value.strip())
+    return at_ms if at_ms is not None and at_ms >= _EPOCH_MIN_MS else None
 
 
 def http_date(text: str, *, received_ms: int | None) -> Milliseconds | None:

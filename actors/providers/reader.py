@@ -13,18 +13,74 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from datetime import UTC
 
 from abeyance.storage.tables.fields import INSTANT_MS_MAX, REASON_CHARS_MAX
 
+from .clocks import zone_named
 from .grammar import printable
 from .instants import instant_ms
-from .readings import anthropic, generic
-from .readings.response import Reading, Response, Statement, Verdict, normalised
+from .readings import (
+    anthropic,
+    azure_openai,
+    bedrock,
+    claude_code,
+    cloudflare,
+    cohere,
+    confluence_like,
+    deepseek,
+    gemini,
+    gemini_code_assist,
+    generic,
+    github_copilot,
+    github_models,
+    groq,
+    mistral,
+    moonshot,
+    openai,
+    openai_codex,
+    opencode_go,
+    openrouter,
+    vertex,
+    zai,
+)
+from .readings.response import Response, Statement, normalised
+from .readings.table import Reading, Verdict, judge
 from .stated import StatedWait, WaitEnds
 
 READINGS: Mapping[str, Reading] = {
-    reading.name: reading for reading in (anthropic.READING, generic.READING)
+    module.READING.name: module.READING
+    for module in (
+        # Recognised in this order: a shape that only one service sends comes before one that
+        # others took over.
+        claude_code,
+        zai,
+        anthropic,
+        openai_codex,
+        azure_openai,
+        groq,
+        openrouter,
+        github_copilot,
+        github_models,
+        gemini_code_assist,
+        vertex,
+        gemini,
+        bedrock,
+        moonshot,
+        opencode_go,
+        mistral,
+        cohere,
+        cloudflare,
+        deepseek,
+        confluence_like,
+        openai,
+        generic,
+    )
 }
+_BY_NAME = {
+    name: reading for reading in READINGS.values() for name in (reading.name, *reading.aliases)
+}
+_OF_THE_TERMINAL = frozenset({"statusline", "agent_sdk", "text"})
 _WINDOW_CHARS_MAX = 128
 
 
@@ -36,6 +92,7 @@ def read_stated_wait(
     received_at: float,
     provider: str | None = None,
     transport: str = "http",
+    zone: str | None = None,
 ) -> StatedWait | None:
     """Return what a response states, or None where nothing was stated and nothing is limited.
 
@@ -48,9 +105,11 @@ def read_stated_wait(
         body: As received; only the first million characters are read.
         received_at: Epoch seconds of the arrival, by the wall clock. Where it is no instant,
             durations hold until released.
-        provider: A name of `READINGS`; others, and None, are recognised by their headers or read
-            as generic.
+        provider: A name of docs/providers.md; others, and None, are recognised by what only one
+            provider sends, or read as generic.
         transport: `http`, `sse`, `event_stream`, `statusline`, `agent_sdk` or `text`.
+        zone: Of clock times that name no zone, as terminals print them: a name of the zone
+            database. UTC where it is left out; one that does not exist makes them unreadable.
     """
     response = normalised(
         status=status,
@@ -58,18 +117,31 @@ def read_stated_wait(
         body=body,
         received_ms=instant_ms(received_at),
         transport=transport,
+        zone=zone_named(zone) if isinstance(zone, str) else UTC,
     )
-    verdict = _reading(provider, response).judge(response)
+    verdict = judge(_reading(provider, response), response)
     if not verdict.statements and not verdict.limited:
         return None
+    return _wait(response, verdict, _binding(response, verdict))
+
+
+def _binding(response: Response, verdict: Verdict) -> Statement | None:
+    known = [one for one in verdict.statements if not one.unstated]
     # Of equally long ones the later row binds: windows stand behind what repeats them.
-    binding = max(reversed(verdict.statements), key=lambda one: one.at_ms, default=None)
-    return _wait(response, verdict, binding)
+    longest = max(reversed(known), key=lambda one: one.at_ms, default=None)
+    if longest is None or len(known) == len(verdict.statements):
+        return longest
+    # A window that is used up and does not say until when outlasts one that is over.
+    return None if _ends(longest, response.received_ms)[0] is WaitEnds.ALREADY_OVER else longest
 
 
 def _reading(provider: object, response: Response) -> Reading:
-    if isinstance(provider, str) and provider in READINGS:
-        return READINGS[provider]
+    if isinstance(provider, str):
+        name = provider[:64].strip().lower().replace("_", "-")
+        if name == "anthropic" and response.transport in _OF_THE_TERMINAL:
+            return claude_code.READING
+        if name in _BY_NAME:
+            return _BY_NAME[name]
     for reading in READINGS.values():
         if reading.recognises(response):
             return reading

@@ -10,37 +10,34 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ..grammar import Milliseconds, epoch, rfc3339
+from ..grammar import Milliseconds, duration, instant, rfc3339
 from ..stated import WaitKind, WaitScope
-from .generic import KIND_BY_STATUS, stated
-from .response import Reading, Response, Signal, Statement, Verdict
+from .generic import EXPLICIT, FIELDS, PHRASES, spent
+from .response import Response, Statement
+from .table import KindRow, Reading, UntilRow, named, worded
 
 _LIMIT = "anthropic-ratelimit-"
 _UNIFIED = "anthropic-ratelimit-unified-"
 
-KIND_BY_TYPE = {
-    "rate_limit_error": WaitKind.RATE_LIMITED,
-    "overloaded_error": WaitKind.OVERLOADED,
-    "billing_error": WaitKind.QUOTA_EXHAUSTED,
-    "invalid_request_error": WaitKind.OTHER,
-    "authentication_error": WaitKind.OTHER,
-    "permission_error": WaitKind.OTHER,
-    "not_found_error": WaitKind.OTHER,
-    "request_too_large": WaitKind.OTHER,
-    "timeout_error": WaitKind.OTHER,
-    "api_error": WaitKind.OTHER,
-}
+TYPES = frozenset(
+    (
+        "rate_limit_error",
+        "overloaded_error",
+        "billing_error",
+        "invalid_request_error",
+        "authentication_error",
+        "permission_error",
+        "not_found_error",
+        "request_too_large",
+        "timeout_error",
+        "api_error",
+    )
+)
 _WINDOW_NAMES = {"5h": "five_hour", "7d": "seven_day"}
-_EPOCH_MIN_MS = 10**12
-"""An epoch below 2001 is a delta that lost its name; it is not read, lest it look past."""
-
-_NO_CREDIT = re.compile(r"credit balance is too low|out of (?:usage )?credits", re.IGNORECASE)
-_SPENT = re.compile(r"reached (?:your|its|the) specified (?:\w+ ){0,3}usage limits?", re.IGNORECASE)
 _REGAIN = re.compile(
     r"regain access on ([0-9]{4}-[0-9]{2}-[0-9]{2}) at ([0-9]{2}:[0-9]{2}) (?:UTC|GMT)\b"
 )
 _OF_A_MODEL = re.compile(r"\b(?:tokens|requests) per (?:minute|hour|day)\b", re.IGNORECASE)
-_TYPE_IN_TEXT = re.compile(r"\b(rate_limit_error|overloaded_error|billing_error)\b")
 
 
 def per_minute_windows(response: Response) -> Iterator[Statement]:
@@ -52,7 +49,7 @@ def per_minute_windows(response: Response) -> Iterator[Statement]:
         if not name.startswith(_LIMIT) or name.startswith(_UNIFIED):
             continue
         what, _, field = name.removeprefix(_LIMIT).rpartition("-")
-        if field != "remaining" or response.value(name).strip("0"):
+        if field != "remaining" or not spent(response.value(name)):
             continue
         reset = f"{_LIMIT}{what}-reset"
         for value in response.values(reset):
@@ -86,78 +83,6 @@ def unified_windows(response: Response) -> Iterator[Statement]:
             yield from _reset(response, short, _window(short))
 
 
-WINDOWS: tuple[Signal, ...] = (unified_windows, per_minute_windows)
-
-
-def judge(response: Response) -> Verdict:
-    """By the error's type and words first, then by the header family, then by status."""
-    errors = list(_errors(response))
-    words = " ".join(message for _kind, message in errors)
-    if _NO_CREDIT.search(words) or _SPENT.search(words):
-        return Verdict(
-            WaitKind.QUOTA_EXHAUSTED,
-            scope=WaitScope.ACCOUNT,
-            statements=(
-                *_regained(words),
-                *stated(response, limited=True, windows=WINDOWS),
-            ),
-        )
-    kind = _kind(response, [kind for kind, _message in errors])
-    scope, window = None, None
-    if kind is WaitKind.RATE_LIMITED and _rejected(response):
-        kind = WaitKind.QUOTA_EXHAUSTED
-        window = response.value(f"{_UNIFIED}representative-claim") or None
-        scope = _scope(window or "")
-    elif kind is WaitKind.QUOTA_EXHAUSTED:
-        scope = WaitScope.ACCOUNT
-    elif kind is WaitKind.RATE_LIMITED and _OF_A_MODEL.search(words):
-        scope = WaitScope.MODEL
-    limited = kind is not WaitKind.OTHER
-    return Verdict(
-        kind,
-        scope=scope,
-        window=window,
-        statements=stated(response, limited=limited, windows=WINDOWS),
-    )
-
-
-def recognises(response: Response) -> bool:
-    """By the header family, or by an error of this wire's shape and one of its own types."""
-    if any(name.startswith(_LIMIT) for name in response.headers):
-        return True
-    return any(
-        document.get("type") == "error" and kind in KIND_BY_TYPE
-        for document in response.documents
-        for kind, _message in _error_of(document)
-    )
-
-
-def _kind(response: Response, types: list[str]) -> WaitKind:
-    by_type = [KIND_BY_TYPE[name] for name in types if name in KIND_BY_TYPE]
-    limits = [kind for kind in by_type if kind is not WaitKind.OTHER]
-    if limits:
-        return limits[-1]
-    return KIND_BY_STATUS.get(response.status or 0, WaitKind.OTHER)
-
-
-def _errors(response: Response) -> Iterator[tuple[str, str]]:
-    for document in response.documents:
-        yield from _error_of(document)
-    if not response.documents and response.transport == "text":
-        found = _TYPE_IN_TEXT.search(response.text)
-        yield (found[1] if found else "", response.text)
-
-
-def _error_of(document: dict[str, object]) -> Iterator[tuple[str, str]]:
-    error = document.get("error")
-    if isinstance(error, dict):
-        kind, message = error.get("type"), error.get("message")
-        yield (
-            kind if isinstance(kind, str) else "",
-            message if isinstance(message, str) else "",
-        )
-
-
 def _rejected(response: Response) -> bool:
     """Whether the family says that a window turned this call down."""
     overall = response.value(f"{_UNIFIED}status").lower()
@@ -180,23 +105,21 @@ def _used_up(response: Response, short: str, claim: str) -> bool:
     status = response.value(f"{_UNIFIED}{short}-status").lower()
     if status:
         return status == "rejected"
-    share = epoch(response.value(f"{_UNIFIED}{short}-utilization"), unit_ms=1_000)
+    share = duration(response.value(f"{_UNIFIED}{short}-utilization"), unit_ms=1_000)
     return share is not None and share >= 1_000
 
 
 def _reset(response: Response, short: str, window: str | None) -> Iterator[Statement]:
     name = f"{_UNIFIED}{short}-reset" if short else f"{_UNIFIED}reset"
     for value in response.values(name):
-        at_ms: Milliseconds | None = epoch(value, unit_ms=1_000)
-        if at_ms is None:
-            at_ms = rfc3339(value)
-        if at_ms is not None and at_ms >= _EPOCH_MIN_MS:
+        at_ms: Milliseconds | None = instant(value)
+        if at_ms is not None:
             yield Statement(
                 at_ms,
                 f"header:{name}",
                 f"{name}: {value}",
                 window=window,
-                scope=_scope(window or ""),
+                scope=scope_of(window or ""),
             )
 
 
@@ -207,7 +130,7 @@ def _window(short: str) -> str:
     return f"{named}_{model}" if model else named
 
 
-def _scope(window: str) -> WaitScope:
+def scope_of(window: str) -> WaitScope:
     """A span with a model's name behind it is that model's window; any other is the account's."""
     for span in _WINDOW_NAMES.values():
         if window.startswith(f"{span}_"):
@@ -215,11 +138,93 @@ def _scope(window: str) -> WaitScope:
     return WaitScope.ACCOUNT
 
 
-def _regained(words: str) -> Iterator[Statement]:
-    match = _REGAIN.search(words)
+def _regained(response: Response) -> Iterator[Statement]:
+    match = _REGAIN.search(response.words)
     at_ms = None if match is None else rfc3339(f"{match[1]}T{match[2]}:00Z")
     if match is not None and at_ms is not None:
         yield Statement(at_ms, "text:regain access", match[0], scope=WaitScope.ACCOUNT)
 
 
-READING = Reading("anthropic", judge, recognises)
+def _limited(response: Response) -> bool:
+    return "rate_limit_error" in response.names or response.failing == 429
+
+
+def _claimed(response: Response) -> tuple[WaitScope, str | None]:
+    claim = response.value(f"{_UNIFIED}representative-claim")
+    return scope_of(claim), claim or None
+
+
+def recognises(response: Response) -> bool:
+    """By the header family, or by an error of this wire's shape and one of its own types."""
+    if any(name.startswith(_LIMIT) for name in response.headers):
+        return True
+    return any(
+        data.get("type") == "error" and isinstance(error := data.get("error"), dict)
+        and isinstance(kind := error.get("type"), str) and kind in TYPES
+        for _event, data in response.documents
+    )  # fmt: skip
+
+
+KINDS = (
+    worded(
+        r"credit balance is too low|out of (?:usage )?credits"
+        r"|reached (?:your|its|the) specified (?:\w+ ){0,3}usage limits?"
+        r"|(?:extra usage|usage credits) (?:is|are) required|monthly (?:spend|usage) limit",
+        "credit balance too low, specified usage limit reached, monthly limit, credits required",
+        kind=WaitKind.QUOTA_EXHAUSTED,
+        scope=WaitScope.ACCOUNT,
+    ),
+    named("billing_error", kind=WaitKind.QUOTA_EXHAUSTED, scope=WaitScope.ACCOUNT),
+    named("overloaded_error", kind=WaitKind.OVERLOADED),
+    KindRow(
+        "header",
+        "a limit (`rate_limit_error` or 429) with `anthropic-ratelimit-unified-status: rejected`",
+        WaitKind.QUOTA_EXHAUSTED,
+        lambda response: _limited(response) and _rejected(response),
+        WaitScope.ACCOUNT,
+        refined=_claimed,
+    ),
+    KindRow(
+        "words",
+        "a limit that names tokens or requests per minute, hour or day",
+        WaitKind.RATE_LIMITED,
+        lambda response: _limited(response) and bool(_OF_A_MODEL.search(response.words)),
+        WaitScope.MODEL,
+    ),
+    named("rate_limit_error", kind=WaitKind.RATE_LIMITED),
+)
+UNTILS = (
+    PHRASES,
+    FIELDS,
+    UntilRow(
+        "words",
+        "`regain access on <date> at <time> UTC`",
+        "a moment, in UTC",
+        _regained,
+    ),
+    *EXPLICIT,
+    UntilRow(
+        "header",
+        "`anthropic-ratelimit-unified-<window>-reset`",
+        "epoch seconds, of each window that is used up: status `rejected`, a whole share, or the "
+        "claim that was turned down. `overage` counts only as that claim. `7d_<model>` is a "
+        "model's own week",
+        unified_windows,
+    ),
+    UntilRow(
+        "header",
+        "`anthropic-ratelimit-<what>-reset`",
+        "RFC 3339, only where `…-remaining` is 0. Input and output tokens are a model's",
+        per_minute_windows,
+    ),
+)
+
+READING = Reading(
+    "anthropic",
+    "Anthropic API",
+    KINDS,
+    UNTILS,
+    recognises,
+    aliases=("claude",),
+    notes="An error in a stream (`event: error`) is read like one with a status of its own.",
+)

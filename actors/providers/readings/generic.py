@@ -1,44 +1,74 @@
-"""Retry-After in all its forms, and the headers that any service may send.
+"""What any service may send: Retry-After in all its forms, reset headers, and common phrases.
 
-Where a header's unit is not in its name, the rule is written beside its row; none is guessed from
-the value except `x-ratelimit-reset`, whose three uses do not overlap.
+Where a header's unit is not in its name, the rule is written in its row; none is guessed from the
+value except a reset's, whose three uses do not overlap. Other readings are made from these rows.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from ..grammar import Milliseconds, duration, epoch, http_date, rfc3339, spelled_duration
-from ..instants import deadline_ms
+from ..grammar import (
+    Milliseconds,
+    duration,
+    epoch,
+    http_date,
+    instant,
+    number,
+    rfc3339,
+    spelled_duration,
+)
 from ..stated import WaitKind, WaitScope
-from .response import Reading, Response, Signal, Statement, Verdict
+from .phrases import stated_durations, stated_moments
+from .response import Response, Statement, after
+from .table import Reading, UntilRow, named
 
-KIND_BY_STATUS = {
-    402: WaitKind.QUOTA_EXHAUSTED,
-    429: WaitKind.RATE_LIMITED,
-    503: WaitKind.OVERLOADED,
-    529: WaitKind.OVERLOADED,
-}
 _IETF_ITEM = re.compile(r";\s*r\s*=\s*([0-9]+)\b.*?;\s*t\s*=\s*([0-9]+)\b")
+_REMAINING = "x-ratelimit-remaining-"
+
+FIELD_UNITS_MS = {
+    "retry_after": 1_000,
+    "retryAfter": 1_000,
+    "retry_after_seconds": 1_000,
+    "retryAfterSeconds": 1_000,
+    "resets_in_seconds": 1_000,
+    "reset_in_seconds": 1_000,
+    "reset_after_seconds": 1_000,
+    "retry_after_ms": 1,
+    "retryAfterMs": 1,
+}
+FIELD_INSTANTS = ("resets_at", "reset_at", "resetsAt", "resetAt")
 
 
-def after(response: Response, wait_ms: Milliseconds, source: str, raw: str) -> Statement:
-    """A statement of a duration, counted from the response's arrival.
-
-    Without a usable clock a duration names no instant, so it holds until released.
-    """
-    if wait_ms <= 0:
-        return Statement(response.received_ms or 0, source, raw, over=True)
-    if response.received_ms is None:
-        return Statement(math.inf, source, raw)
-    ends_ms = deadline_ms(response.received_ms, wait_ms)
-    return Statement(math.inf if ends_ms is None else ends_ms, source, raw)
+def spent(value: str) -> bool:
+    """Whether a header of what remains says that nothing does."""
+    return duration(value, unit_ms=1_000) == 0
 
 
-def in_header(name: str, *, unit_ms: int) -> Signal:
-    """A signal for a header that holds a number of `unit_ms` to wait."""
+def full(percent: object) -> bool:
+    """Whether a percentage says that a window is used up. 99.6 is not 100."""
+    used = number(percent, unit_ms=1_000)
+    return used is not None and used >= 100_000
+
+
+def reset_value(response: Response, value: str, name: str, **whose: object) -> Iterator[Statement]:
+    """What the value of a reset header states: see the row of `x-ratelimit-reset`."""
+    source, raw = f"header:{name}", f"{name}: {value}"
+    count = duration(value, unit_ms=1_000)
+    wait_ms = count if count is not None and count < 1e12 else spelled_duration(value)
+    if wait_ms is not None:
+        yield after(response, wait_ms, source, raw, **whose)  # type: ignore[arg-type]
+        return
+    at_ms: Milliseconds | None = (
+        rfc3339(value) if count is None else epoch(value, unit_ms=1_000 if count < 1e15 else 1)
+    )
+    if at_ms is not None:
+        yield Statement(at_ms, source, raw, **whose)  # type: ignore[arg-type]
+
+
+def in_header(name: str, *, unit_ms: int, how: str = "") -> UntilRow:
+    """A row for a header that holds a number of `unit_ms` to wait."""
 
     def read(response: Response) -> Iterator[Statement]:
         for value in response.values(name):
@@ -46,14 +76,11 @@ def in_header(name: str, *, unit_ms: int) -> Signal:
             if wait_ms is not None:
                 yield after(response, wait_ms, f"header:{name}", f"{name}: {value}")
 
-    return read
+    unit = "milliseconds" if unit_ms == 1 else "seconds"
+    return UntilRow("header", f"`{name}`", how or unit, read, standing=True)
 
 
-def retry_after(response: Response) -> Iterator[Statement]:
-    """RFC 9110 10.2.3: seconds (a decimal is honoured), or a date on our clock. Else nothing.
-
-    A server whose `Date` runs ahead of ours states, by our clock, the longer wait; it is kept.
-    """
+def _retry_after(response: Response) -> Iterator[Statement]:
     for value in response.values("retry-after"):
         source, raw = "header:retry-after", f"retry-after: {value}"
         wait_ms = duration(value, unit_ms=1_000)
@@ -65,17 +92,14 @@ def retry_after(response: Response) -> Iterator[Statement]:
             yield Statement(at_ms, source, raw)
 
 
-def ratelimit_reset(response: Response) -> Iterator[Statement]:
-    """`RateLimit-Reset` of the older IETF drafts: seconds to go, of an exhausted window."""
-    if response.value("ratelimit-remaining") != "0":
-        return
-    yield from in_header("ratelimit-reset", unit_ms=1_000)(response)
+def _ratelimit_reset(response: Response) -> Iterator[Statement]:
+    if spent(response.value("ratelimit-remaining")):
+        yield from in_header("ratelimit-reset", unit_ms=1_000).read(response)
 
 
-def ratelimit_items(response: Response) -> Iterator[Statement]:
-    """`RateLimit: "name";r=0;t=30`: the draft's structured form; r is what remains, t seconds."""
+def _ratelimit_items(response: Response) -> Iterator[Statement]:
     for value in response.values("ratelimit"):
-        for item in value.split(","):
+        for item in value[:10_000].split(","):
             match = _IETF_ITEM.search(item[:1_000])
             if match is None or match[1].strip("0"):
                 continue
@@ -84,55 +108,140 @@ def ratelimit_items(response: Response) -> Iterator[Statement]:
                 yield after(response, wait_ms, "header:ratelimit", f"ratelimit: {item.strip()}")
 
 
-def x_ratelimit_reset(response: Response) -> Iterator[Statement]:
-    """`X-RateLimit-Reset` of an exhausted window: below 1e9 seconds to go, below 1e12 epoch
-    seconds, else epoch milliseconds; or a spelled duration, or an RFC 3339 instant."""
-    if response.value("x-ratelimit-remaining") != "0":
-        return
-    for value in response.values("x-ratelimit-reset"):
-        source, raw = "header:x-ratelimit-reset", f"x-ratelimit-reset: {value}"
-        number = duration(value, unit_ms=1_000)
-        wait_ms = number if number is not None and number < 1e12 else spelled_duration(value)
-        if wait_ms is not None:
-            yield after(response, wait_ms, source, raw)
-            continue
-        at_ms = (
-            rfc3339(value)
-            if number is None
-            else epoch(value, unit_ms=1_000 if number < 1e15 else 1)
-        )
-        if at_ms is not None:
-            yield Statement(at_ms, source, raw)
+def _x_ratelimit_reset(response: Response) -> Iterator[Statement]:
+    if spent(response.value("x-ratelimit-remaining")):
+        for value in response.values("x-ratelimit-reset"):
+            yield from reset_value(response, value, "x-ratelimit-reset")
 
 
-EXPLICIT: tuple[Signal, ...] = (
-    retry_after,
-    in_header("retry-after-ms", unit_ms=1),
-    in_header("x-ms-retry-after-ms", unit_ms=1),
-    in_header("x-amz-retry-after", unit_ms=1),
+def _x_ratelimit_windows(response: Response) -> Iterator[Statement]:
+    for name in response.headers:
+        what = name.removeprefix(_REMAINING)
+        if what != name and spent(response.value(name)):
+            reset = f"x-ratelimit-reset-{what}"
+            for value in response.values(reset):
+                yield from reset_value(response, value, reset, window=what)
+
+
+def objects_of(response: Response) -> Iterator[Mapping[str, object]]:
+    """Every object of every error, each once."""
+    seen = set[int]()
+    for fault in response.faults:
+        for each in fault.objects:
+            if id(each) not in seen:
+                seen.add(id(each))
+                yield each
+
+
+def quoted(name: str, value: object) -> str:
+    return f"{name}: {str(value)[:200] if isinstance(value, str) else _short(value)}"
+
+
+def _short(value: object) -> str:
+    # Never `str()` of a number that may have a thousand digits.
+    big = isinstance(value, int) and value.bit_length() > 200
+    return "a large number" if big else repr(value)[:200]
+
+
+def _fields(response: Response) -> Iterator[Statement]:
+    for each in objects_of(response):
+        for name, unit_ms in FIELD_UNITS_MS.items():
+            value = each.get(name)
+            wait_ms = number(value, unit_ms=unit_ms)
+            if wait_ms is None and isinstance(value, str):
+                wait_ms = spelled_duration(value.strip())
+            if wait_ms is not None:
+                yield after(response, wait_ms, f"body:{name}", quoted(name, value))
+        for name in FIELD_INSTANTS:
+            at_ms = instant(each.get(name))
+            if at_ms is not None:
+                yield Statement(at_ms, f"body:{name}", quoted(name, each[name]))
+
+
+RETRY_AFTER = UntilRow(
+    "header",
+    "`retry-after`",
+    "seconds (a decimal is honoured), or an HTTP date on our clock; anything else states nothing. "
+    "Negative, or a date that passed: already over",
+    _retry_after,
+    standing=True,
 )
-"""Statements in their own right, on any response."""
+EXPLICIT: tuple[UntilRow, ...] = (
+    in_header("x-amz-retry-after", unit_ms=1),
+    in_header("x-ms-retry-after-ms", unit_ms=1),
+    in_header("retry-after-ms", unit_ms=1),
+    RETRY_AFTER,
+)
+"""Statements in their own right, on any response that failed."""
 
-WINDOWS: tuple[Signal, ...] = (ratelimit_reset, ratelimit_items, x_ratelimit_reset)
+PHRASES = UntilRow(
+    "words",
+    "`try again in …`, `retry after …`, `wait …`, `reset(s) in …`",
+    "a spelled duration: `20s`, `634ms`, `7m12s`, `PT1M30S`, `4 days 20 hours 9 minutes`",
+    stated_durations,
+)
+ZONED_MOMENTS = UntilRow(
+    "words",
+    "`resets at …`, `try again at …`",
+    "a moment that names its zone; one without states nothing",
+    lambda response: stated_moments(response, zone=None, within_ms=7 * 86_400_000),
+)
+FIELDS = UntilRow(
+    "error",
+    ", ".join(f"`{name}`" for name in (*FIELD_UNITS_MS, *FIELD_INSTANTS)),
+    "by the name: milliseconds where it says so, else seconds (the longer reading); an `…at` is "
+    "epoch seconds or RFC 3339",
+    _fields,
+)
+X_RATELIMIT_WINDOWS = UntilRow(
+    "header",
+    "`x-ratelimit-reset-<what>`",
+    "only where `x-ratelimit-remaining-<what>` is 0. A spelled duration, or as "
+    "`x-ratelimit-reset`. It says when the window is full again, which may be later than when the "
+    "next call would go through; the longer is kept",
+    _x_ratelimit_windows,
+)
+WINDOWS: tuple[UntilRow, ...] = (
+    UntilRow(
+        "header",
+        "`ratelimit-reset`",
+        "seconds to go (older IETF drafts), only where `ratelimit-remaining` is 0",
+        _ratelimit_reset,
+    ),
+    UntilRow(
+        "header",
+        '`ratelimit: "<name>";r=0;t=<seconds>`',
+        "the draft's structured form: r is what remains, t the seconds to go",
+        _ratelimit_items,
+    ),
+    UntilRow(
+        "header",
+        "`x-ratelimit-reset`",
+        "only where `x-ratelimit-remaining` is 0. Below 1e9 seconds to go, below 1e12 epoch "
+        "seconds, else epoch milliseconds; or a spelled duration, or RFC 3339",
+        _x_ratelimit_reset,
+    ),
+    X_RATELIMIT_WINDOWS,
+)
 """Statements only beside a refusal: on any other response they are telemetry."""
 
+TEXT = (PHRASES, ZONED_MOMENTS)
+UNTILS = (*TEXT, FIELDS, *WINDOWS, *EXPLICIT)
 
-def judge(response: Response) -> Verdict:
-    """By status alone: an unknown service's words are not read."""
-    kind = KIND_BY_STATUS.get(response.status or 0, WaitKind.OTHER)
-    return Verdict(
-        kind,
-        scope=WaitScope.ACCOUNT if kind is WaitKind.QUOTA_EXHAUSTED else None,
-        statements=stated(response, limited=kind is not WaitKind.OTHER),
-    )
+NO_QUOTA = named(
+    "insufficient_quota",
+    "quota_exceeded",
+    "billing_hard_limit_reached",
+    "credit_balance_exhausted",
+    kind=WaitKind.QUOTA_EXHAUSTED,
+    scope=WaitScope.ACCOUNT,
+)
 
-
-def stated(
-    response: Response, *, limited: bool, windows: tuple[Signal, ...] = WINDOWS
-) -> tuple[Statement, ...]:
-    """Everything a response states by its headers."""
-    signals = EXPLICIT + windows if limited else () if response.served else EXPLICIT
-    return tuple(statement for signal in signals for statement in signal(response))
-
-
-READING = Reading("generic", judge)
+READING = Reading(
+    "generic",
+    "Any other service",
+    kinds=(NO_QUOTA,),
+    untils=UNTILS,
+    notes="By status, and by the error codes that many services took over from OpenAI. Words "
+    "never decide what kind of refusal it is here; beside a refusal they may say how long.",
+)

@@ -1,7 +1,7 @@
 """What a reading sees of a response, and the parts a reading is made of.
 
-A reading is a table of signals and a function from a response to a verdict. The verdict says what
-kind of refusal it is; the signals say until when; the reader joins the two.
+A reading is two tables (see `table`): rows that say what kind of refusal a response is, and rows
+that say until when.
 
 Invariants:
     I1  A response is data that was checked once, here: readings never raise on what they look at.
@@ -10,19 +10,23 @@ Invariants:
 
 from __future__ import annotations
 
-import json
-import re
+import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from datetime import UTC, tzinfo
 
 from ..grammar import Milliseconds
-from ..stated import WaitKind, WaitScope
+from ..instants import deadline_ms
+from ..stated import WaitScope
+from .documents import Document, documents_of
+from .faults import Fault, faults_of
 
 BODY_CHARS_MAX = 1_000_000
 """What is read of a body. No refusal is as long; a reply that was taken for one may be."""
 
-_LINE_END = re.compile(r"[\r\n]+")
+_WORDS_CHARS_MAX = 65_536
+"""Of words, so much of the head and as much of the tail: a terminal's last lines are the news."""
+_QUOTES = str.maketrans({"\u2018": "'", "\u2019": "'", "\u02bc": "'", "\u00a0": " ", "\u202f": " "})
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +37,23 @@ class Response:
     headers: Mapping[str, tuple[str, ...]]
     """Lower-case names; each line's value, in order, stripped, the empty ones left out."""
     text: str
-    documents: tuple[dict[str, Any], ...]
-    """The JSON objects of the body: the whole of it, or the data of each event of a stream."""
+    documents: tuple[Document, ...]
+    faults: tuple[Fault, ...]
+    names: frozenset[str]
+    """Everything that the errors call themselves, in lower case."""
+    words: str
+    """Everything that the errors say; typographic quotes and blanks are plain ones."""
     received_ms: int | None
     transport: str
+    zone: tzinfo | None = UTC
+    """Of clock times that name none; None where the caller named one that does not exist."""
+
+    @property
+    def failing(self) -> int | None:
+        """The HTTP status that the call failed with: the response's, or the one its error names."""
+        if self.status is not None and 400 <= self.status < 600:
+            return self.status
+        return next((fault.status for fault in self.faults if fault.status is not None), None)
 
     @property
     def served(self) -> bool:
@@ -63,33 +80,32 @@ class Statement:
     """Stated as already past, whatever the clock says."""
     window: str | None = None
     scope: WaitScope | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What kind of refusal a response is. `kind` OTHER: none, but what it states is kept."""
-
-    kind: WaitKind
-    scope: WaitScope | None = None
-    window: str | None = None
-    statements: tuple[Statement, ...] = field(default=())
-
-    @property
-    def limited(self) -> bool:
-        return self.kind is not WaitKind.OTHER
+    unstated: bool = False
+    """A window that is used up and does not say until when. It is longer than one that is over."""
 
 
 Signal = Callable[[Response], Iterable[Statement]]
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """How one provider's responses are read."""
+def after(
+    response: Response,
+    wait_ms: Milliseconds,
+    source: str,
+    raw: str,
+    *,
+    window: str | None = None,
+    scope: WaitScope | None = None,
+) -> Statement:
+    """A statement of a duration, counted from the response's arrival.
 
-    name: str
-    judge: Callable[[Response], Verdict]
-    recognises: Callable[[Response], bool] = lambda _response: False
-    """Whether a response is this provider's beyond doubt, where the caller did not say."""
+    Without a usable clock a duration names no instant, so it holds until released.
+    """
+    if wait_ms <= 0:
+        return Statement(response.received_ms or 0, source, raw, True, window, scope)
+    ends_ms = None if response.received_ms is None else deadline_ms(response.received_ms, wait_ms)
+    return Statement(
+        math.inf if ends_ms is None else ends_ms, source, raw, window=window, scope=scope
+    )
 
 
 def normalised(
@@ -99,23 +115,42 @@ def normalised(
     body: object,
     received_ms: int | None,
     transport: object,
+    zone: tzinfo | None = UTC,
 ) -> Response:
     """Build a response out of whatever a caller has. Never raises on data, whatever its types."""
-    text = _text(body)
+    raw = bytes(body[:BODY_CHARS_MAX]) if isinstance(body, bytes | bytearray | memoryview) else b""
+    text = raw.decode("utf-8", errors="replace") if raw else _text(body)
     usable = isinstance(status, int) and not isinstance(status, bool)
+    code = int(status) if usable else None  # type: ignore[call-overload]
+    served = code is not None and 200 <= code < 300
+    carrier = transport if isinstance(transport, str) else "http"
+    documents = tuple(documents_of(text, raw, quoted=carrier == "text" or not served))
+    faults = tuple(faults_of(documents, text, served=served))
+    said = [fault.message for fault in faults if fault.message]
+    if carrier == "text" and documents and not served:
+        said.append(text)
     return Response(
-        status=int(status) if usable else None,  # type: ignore[call-overload]
+        status=code,
         headers=_headers(headers),
         text=text,
-        documents=tuple(_documents(text)),
+        documents=documents,
+        faults=faults,
+        names=frozenset().union(*(fault.names for fault in faults)),
+        words=_words(said),
         received_ms=received_ms,
-        transport=transport if isinstance(transport, str) else "http",
+        transport=carrier,
+        zone=zone,
     )
 
 
+def _words(said: list[str]) -> str:
+    words = "\n".join(said)
+    if len(words) > 2 * _WORDS_CHARS_MAX:
+        words = f"{words[:_WORDS_CHARS_MAX]}\n{words[-_WORDS_CHARS_MAX:]}"
+    return words.translate(_QUOTES)
+
+
 def _text(body: object) -> str:
-    if isinstance(body, bytes | bytearray | memoryview):
-        return bytes(body[:BODY_CHARS_MAX]).decode("utf-8", errors="replace")
     return body[:BODY_CHARS_MAX] if isinstance(body, str) else ""
 
 
@@ -150,30 +185,3 @@ def _header_text(value: object) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return repr(value)
     return value if isinstance(value, str) else ""
-
-
-def _documents(text: str) -> Iterable[dict[str, Any]]:
-    whole = _json_object(text)
-    if whole is not None:
-        yield whole
-        return
-    data: list[str] = []
-    # Not `splitlines`: it also splits at separators that JSON may hold as they are.
-    for line in (*_LINE_END.split(text), ""):
-        if line.startswith("data:"):
-            data.append(line[5:])
-        elif not line and data:
-            # An event's data may stand on several lines; a sender may also leave out the blank
-            # line between events, and then each line is a document.
-            event = _json_object("\n".join(data))
-            found = [_json_object(each) for each in data] if event is None else [event]
-            yield from (each for each in found if each is not None)
-            data = []
-
-
-def _json_object(text: str) -> dict[str, Any] | None:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):  # A deep nesting exhausts the stack, not the parser.
-        return None
-    return value if isinstance(value, dict) else None
