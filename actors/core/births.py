@@ -15,7 +15,7 @@ import trio
 
 from .children import ActorChild
 from .errors import ActorDeadError, ChildStartError
-from .exhaustion import exceeded, exhaust
+from .exhaustion import exhaust, failure_of, look_after_significant
 from .future import TrioFuture
 from .operations import Operation
 from .ref import TrioActorRef
@@ -41,13 +41,16 @@ class Birth:
         """Stop the child, as nobody waits for it any more."""
         self.abandoned = True
         if self.child is not None:
-            self.child.cell.ending = True
-            self.child.cell.nudge()
+            self.child.dismiss()
             self.child.cell.kill("its start was cancelled")
 
 
 async def start_all(supervisor: Supervisor) -> None:
-    """Start the spec's children in order; stop those that were started where one fails."""
+    """Start the spec's children in order; stop those that were started where one fails.
+
+    The end of a significant child is looked at when all have started: the one that ended first may
+    not be the last there is.
+    """
     async with Operation(supervisor):
         try:
             for spec in supervisor.spec.children:
@@ -55,7 +58,7 @@ async def start_all(supervisor: Supervisor) -> None:
                 fall = await bring_up(supervisor, [child], first=child)
                 if not child.born or fall is not None:
                     if fall is not None:
-                        child.failure = exceeded(supervisor, fall.exit)
+                        child.failure = failure_of(supervisor, fall)
                     raise _unstarted(supervisor, child)
         except BaseException:
             supervisor._stopping.set()
@@ -64,6 +67,8 @@ async def start_all(supervisor: Supervisor) -> None:
                     await started.end()
             supervisor.state = "stopped"
             raise
+        supervisor._complete = True
+        look_after_significant(supervisor)
 
 
 async def bear(supervisor: Supervisor, spec: ChildSpec, birth: Birth) -> None:
@@ -80,11 +85,11 @@ async def bear(supervisor: Supervisor, spec: ChildSpec, birth: Birth) -> None:
             else:
                 fall = await bring_up(supervisor, [child], first=child)
                 if not child.born or fall is not None:
-                    failure = None if fall is None else exceeded(supervisor, fall.exit)
+                    failure = None if fall is None else failure_of(supervisor, fall)
                     await give_up(supervisor, child, failure)
                     birth.future._fail(_unstarted(supervisor, child))
                 if fall is not None:
-                    await exhaust(supervisor, fall.exit)
+                    await exhaust(supervisor, fall)
         birth.future._answer(child.cell.ref)
     except Exception as exc:
         if not birth.future._fail(exc):

@@ -33,6 +33,7 @@ import pykka
 import trio
 
 from .asks import STANCE, Stance
+from .directives import resumes
 from .envelope import ENDED, SETTLED, Ended, Envelope, Internal, StopPill
 from .errors import ActorKilledError
 from .future import Target, TrioFuture, Unasked
@@ -304,7 +305,13 @@ class Cell:
                     await result
                 self.settle_started(None)
                 self._announce()
-                how = await serve(self, actor)
+                while how is None:
+                    try:
+                        how = await serve(self, actor)
+                    except Exception as exc:
+                        if not resumes(self, exc):
+                            raise
+                        await trio.lowlevel.checkpoint()  # A queue of failures must not hold all.
                 await self._leave(actor, how)
                 left = True
         except Exception as exc:  # noqa: BLE001 - it is the incarnation's end, and handed on.

@@ -11,16 +11,38 @@ from __future__ import annotations
 
 from .cell import Cell
 from .future import TrioFuture
+from .specs import Directives
 
 
 class ActorChild:
     """An actor under a supervisor."""
 
-    __slots__ = ("_start", "born", "cell", "failure", "launching", "restart", "started")
+    __slots__ = (
+        "_start",
+        "born",
+        "cell",
+        "directives",
+        "dismissed",
+        "failure",
+        "launching",
+        "restart",
+        "significant",
+        "started",
+    )
 
-    def __init__(self, cell: Cell, restart: str) -> None:
+    def __init__(
+        self,
+        cell: Cell,
+        restart: str,
+        *,
+        directives: Directives = (),
+        significant: bool = False,
+    ) -> None:
         self.cell = cell
         self.restart = restart
+        self.directives = directives
+        self.significant = significant
+        self.dismissed = False  # Whether it is its supervisor that ends it.
         self.launching = False  # Whether an operation waits for its start.
         self.started = False  # Whether its task was started.
         self.born = False  # Whether an `on_start` of it has returned.
@@ -78,8 +100,21 @@ class ActorChild:
         if self.started:
             await self.cell.halt()
 
+    def dismiss(self) -> None:
+        """Have it start nothing any more, as its supervisor is about to end it."""
+        self.dismissed = True
+        self.cell.ending = True
+        self.cell.nudge()
+
+    async def retire(self) -> None:
+        """End an actor that is held, for its own error: not dismissed, it ends by itself."""
+        self.cell.ending = True
+        self.cell.nudge()
+        await self.cell.wait_ended()
+
     async def end(self) -> list[Cell]:
         """End the actor for good; return its cell if it has not ended in its time."""
+        self.dismissed = True
         if self.started:
             await self.cell.end()
         else:

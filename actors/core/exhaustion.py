@@ -1,6 +1,8 @@
-"""What ends a group's going on: its intensity is exceeded, or a message is past its deliveries.
+"""What ends a group's going on: its intensity, a message past its deliveries, a directive.
 
-The children are stopped in reverse, their mailboxes stand; then the group parks or escalates.
+The children are stopped in reverse, their mailboxes stand. Then a group that is to park parks, also
+for a message past its deliveries; it escalates otherwise, and always by a directive, which hands
+its parent the child's own error. One that shuts itself down ends for good, and nobody is told.
 
 Runs on the loop thread, in the task of the operation on the group.
 """
@@ -12,9 +14,10 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from .children import ActorChild
 from .errors import IntensityExceededError
+from .restarts import Fall
 from .rounds import halt_all
-from .settling import Exit
 
 if TYPE_CHECKING:
     from .supervisor import Supervisor
@@ -22,9 +25,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("abeyance.core")
 
 
-async def exhaust(supervisor: Supervisor, outcome: Exit) -> None:
+async def exhaust(supervisor: Supervisor, fall: Fall) -> None:
     """Stop the children, then park or escalate. Raises where there is nobody to escalate to."""
-    failure = await come_to_rest(supervisor, outcome)
+    failure = await come_to_rest(supervisor, fall)
     if failure is None:
         return
     if supervisor.parent is None:
@@ -32,20 +35,26 @@ async def exhaust(supervisor: Supervisor, outcome: Exit) -> None:
     supervisor.parent._supervisor_failed(supervisor, failure)
 
 
-async def come_to_rest(supervisor: Supervisor, outcome: Exit) -> IntensityExceededError | None:
+async def come_to_rest(supervisor: Supervisor, fall: Fall) -> BaseException | None:
     """Stop the children and park; or return the error to escalate with."""
-    failure = supervisor.last_error = exceeded(supervisor, outcome)
+    failure = supervisor.last_error = failure_of(supervisor, fall)
     supervisor._halted = True
     await halt_all(supervisor._children.values())
     supervisor._falls.clear()
-    if supervisor.spec.on_exhausted == "park" or outcome.poison:
+    parks = supervisor.spec.on_exhausted == "park" or fall.exit.poison
+    if parks and not fall.escalates:
         _park(supervisor, failure)
         return None
+    logger.error("group %s escalates: %s", supervisor, failure)
     supervisor.system.emit("escalated", supervisor.spec.id, error=failure)
     return failure
 
 
-def exceeded(supervisor: Supervisor, outcome: Exit) -> IntensityExceededError:
+def failure_of(supervisor: Supervisor, fall: Fall) -> BaseException:
+    """Return the error that a fall which no restart answers is to its group."""
+    outcome = fall.exit
+    if fall.escalates and outcome.error is not None:
+        return outcome.error
     if outcome.poison:
         what = "a message went past its deliveries"
     else:
@@ -61,8 +70,26 @@ def exceeded(supervisor: Supervisor, outcome: Exit) -> IntensityExceededError:
     return failure
 
 
-def _park(supervisor: Supervisor, failure: IntensityExceededError) -> None:
+def look_after_significant(supervisor: Supervisor) -> None:
+    """End the group, for good, if enough of its significant children have ended by themselves.
+
+    Not a checkpoint: it ends in a task of the system, and starts nothing from now on.
+    """
+    if not (supervisor._missed and supervisor._complete) or supervisor._ending:
+        return
+    children = supervisor._children.values()
+    if supervisor.spec.auto_shutdown == "any_significant" or not any(
+        isinstance(child, ActorChild) and child.significant for child in children
+    ):
+        supervisor._stopping.set()
+        supervisor._cut()
+        supervisor.system.emit("shut_down", supervisor.spec.id)
+        supervisor._end_soon()
+
+
+def _park(supervisor: Supervisor, failure: BaseException) -> None:
     supervisor.state = "parked"
+    logger.error("group %s is parked until it is unparked: %s", supervisor, failure)
     supervisor.system.emit("parked", supervisor.spec.id, error=failure)
     if supervisor.spec.on_parked is not None:
         try:

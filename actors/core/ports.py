@@ -22,7 +22,8 @@ class Event:
     """Something happened to an actor or a supervisor.
 
     Attributes:
-        kind: `started`, `crashed`, `restarted`, `stopped`, `parked`, `unparked` or `escalated`.
+        kind: `started`, `crashed`, `resumed`, `restarted`, `stopped`; of a supervisor `parked`,
+            `unparked`, `escalated`, `shut_down`.
         subject: The actor's or supervisor's name.
         incarnation: The actor's incarnation, from 1; 0 for a supervisor.
         error: What ended the incarnation or the group, if anything did.

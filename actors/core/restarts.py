@@ -38,11 +38,18 @@ class Fall:
         id: Which.
         exit: How its incarnation ended.
         spent: Whether it was counted already and exceeded the intensity.
+        escalates: Whether a directive has the supervisor fail with its error.
     """
 
     id: str
     exit: Exit
     spent: bool = False
+    escalates: bool = False
+
+    @property
+    def exhausts(self) -> bool:
+        """Whether no restart answers it."""
+        return self.spent or self.escalates or self.exit.poison
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +92,7 @@ def uncovered(falls: Iterable[Fall], ids: Sequence[str], pending: Collection[str
     unless they exhaust the supervisor.
     """
     return sorted(
-        (
-            fall
-            for fall in falls
-            if fall.id in ids and (fall.id not in pending or fall.spent or fall.exit.poison)
-        ),
+        (fall for fall in falls if fall.id in ids and (fall.id not in pending or fall.exhausts)),
         key=lambda fall: ids.index(fall.id),
     )
 
@@ -113,7 +116,7 @@ def plan(
     """
     for fall in falls:
         # Before any restart that would cover it: a poisonous message must not be delivered again.
-        if fall.spent or fall.exit.poison:
+        if fall.exhausts:
             return replace(fall, spent=True)
     answered: set[str] = set()
     delay_s = 0.0
@@ -132,11 +135,13 @@ def plan(
 class Restarts:
     """The restarts of one supervisor: all of its life are counted, those of a period kept."""
 
-    __slots__ = ("_recent", "total")
+    __slots__ = ("_grown", "_recent", "_until_s", "total")
 
     def __init__(self) -> None:
         self.total = 0
         self._recent: deque[float] = deque()
+        self._grown = 0  # How many counted since the backoff was reset.
+        self._until_s = 0.0  # When the last restart's wait ended.
 
     def recent(self, spec: SupervisorSpec, now_s: float) -> int:
         """How many count towards the intensity now."""
@@ -147,18 +152,27 @@ class Restarts:
     def forget(self) -> None:
         """Let none of those so far count any more."""
         self._recent.clear()
+        self._grown = 0
 
     def next_wait_s(
         self, spec: SupervisorSpec, now_s: float, counts: bool, random: Random
     ) -> float | None:
         """Count a restart; return its wait, or None where the intensity is exceeded."""
-        earlier = self.recent(spec, now_s)
+        recent = self.recent(spec, now_s)
+        if counts and recent >= spec.intensity:
+            return None
+        reset_after_s = spec.backoff.reset_after_s
+        if reset_after_s is None:
+            self._grown = recent
+        elif now_s - self._until_s >= reset_after_s:
+            self._grown = 0
+        wait_s = backoff_s(spec.backoff, self._grown, random)
         if counts:
-            if earlier >= spec.intensity:
-                return None
             self._recent.append(now_s)
+            self._grown += 1
+        self._until_s = now_s + wait_s
         self.total += 1
-        return backoff_s(spec.backoff, earlier, random)
+        return wait_s
 
 
 def backoff_s(backoff: Backoff, earlier: int, random: Random) -> float:
@@ -169,5 +183,7 @@ def backoff_s(backoff: Backoff, earlier: int, random: Random) -> float:
         grown_s = backoff.initial_s * backoff.factor ** (earlier - 1)
     except OverflowError:  # 2.0 ** 1024 is, and a group may be allowed more restarts.
         grown_s = backoff.max_s
-    wait_s = min(backoff.max_s, grown_s)
+    # Bounded so that the longest jitter stays within max_s: cutting the jittered wait off instead
+    # would have half of a herd come back at one instant.
+    wait_s = min(backoff.max_s / (1 + backoff.jitter), grown_s)
     return wait_s * (1 + backoff.jitter * (2 * random.random() - 1))

@@ -10,6 +10,7 @@ Runs on the loop thread, in the task of the operation on the group.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import trio
@@ -59,8 +60,16 @@ async def bring_up(
             return fall
         if child is first:
             await give_up(supervisor, first, error)
-        else:
-            supervisor._falls.append(fall)
+            continue
+        match supervisor._directive_of(child, error):
+            case "stop" if isinstance(child, ActorChild):
+                await child.retire()
+            case "stop":
+                await child.end()
+            case "escalate":
+                supervisor._falls.append(replace(fall, escalates=True))
+            case _:
+                supervisor._falls.append(fall)
     return None
 
 

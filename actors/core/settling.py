@@ -7,6 +7,8 @@
 | owed a reply | dead letter, outcome unknown | back, before all others, uncounted | dead letter |
 | queued | stays | stays | dead letter |
 
+Where a directive resumes, the message in flight is quarantined, and all others stay as they were.
+
 An asker gets the error that crashed its handler; `OutcomeUnknownError` where the handler was killed
 or the reply was owed; `ActorDeadError` with a dead letter of an actor that stopped.
 
@@ -135,6 +137,29 @@ def _settle_inflight_internal(
     if kind == REMIND:
         cell.system.reminders.handled(payload)
     return counts, False
+
+
+def settle_resumed(cell: Cell, error: BaseException) -> None:
+    """Settle the message whose handler raised, in an incarnation that goes on.
+
+    It is quarantined however often it might be delivered: to the same state it would fail again.
+    What is owed stays owed.
+    """
+    cell.last_error = error
+    item, cell.inflight_internal = cell.inflight_internal, None
+    envelope, cell.inflight = cell.inflight, None
+    if item is not None:
+        kind, payload, incarnation, deliveries = item
+        if kind in (TELL, REMIND) or (kind == ANSWER and not incarnation):
+            message = payload[1] if kind == ANSWER else payload
+            quarantine(cell, message, None, deliveries + 1, error)
+        if kind == REMIND:
+            cell.system.reminders.handled(payload)
+    if envelope is not None and envelope[2] != SETTLED:
+        message, target, deliveries = envelope
+        if target is not None:
+            cell.owed.pop(target, None)
+        quarantine(cell, message, target, deliveries + 1, error)
 
 
 def _return_owed(cell: Cell, redelivered: Envelope | None) -> None:

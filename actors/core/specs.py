@@ -7,9 +7,10 @@ Any thread.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from .actor import TrioActor
@@ -18,6 +19,31 @@ if TYPE_CHECKING:
 
 RESTARTS = ("permanent", "transient", "temporary")
 STRATEGIES = ("one_for_one", "one_for_all", "rest_for_one")
+AUTO_SHUTDOWNS = ("never", "any_significant", "all_significant")
+DIRECTIVES = ("resume", "restart", "stop", "escalate")
+"""By severity: of the members of an exception group the last of these decides."""
+
+Directive: TypeAlias = Literal["resume", "restart", "stop", "escalate"]
+Directives: TypeAlias = tuple[tuple[type[BaseException], Directive], ...]
+"""Pairs of an error's type and what it means; the first that matches decides."""
+
+
+def check_directives(directives: Directives) -> None:
+    """Refuse what would never match, or says nothing that is known.
+
+    Raises:
+        TypeError: A pair's type is no exception class.
+        ValueError: Its directive is none, or its type is an exception group's.
+    """
+    for kind, directive in directives:
+        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+            raise TypeError(f"directives must be keyed by exception classes, not {kind!r}")
+        if issubclass(kind, BaseExceptionGroup):
+            raise ValueError(
+                f"directives must not be keyed by {kind.__name__}: a group's members decide"
+            )
+        if directive not in DIRECTIVES:
+            raise ValueError(f"directives must be among {', '.join(DIRECTIVES)}, not {directive!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +55,27 @@ class Backoff:
         max_s: The longest wait.
         factor: From one wait to the next.
         jitter: Up to which part of itself a wait is shortened or lengthened, by the system's
-            seeded random numbers.
+            seeded random numbers; never past `max_s`.
+        reset_after_s: How long no restart must have been needed, from the end of the last one's
+            wait, for the next to be immediate again. None: the restarts that the period still
+            holds are what counts.
     """
 
     initial_s: float = 0.05
     max_s: float = 5.0
     factor: float = 2.0
     jitter: float = 0.1
+    reset_after_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.initial_s < math.inf and 0 <= self.max_s < math.inf):
+            raise ValueError("initial_s and max_s must be finite and not negative")
+        if not 1 <= self.factor < math.inf:
+            raise ValueError(f"factor must be finite and at least 1, and is {self.factor!r}")
+        if not 0 <= self.jitter <= 1:
+            raise ValueError(f"jitter must be from 0 to 1, and is {self.jitter!r}")
+        if self.reset_after_s is not None and not self.reset_after_s > 0:
+            raise ValueError(f"reset_after_s must be positive, and is {self.reset_after_s!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +91,9 @@ class ChildSpec:
         shutdown_s: How long a stop may take before it is a kill.
         name: Its name in the system, unique among the living. None has none.
         register: Whether it enters `pykka.ActorRegistry`.
+        directives: What its errors mean, before the supervisor's directives are asked.
+        significant: Whether its end may end its supervisor, by `auto_shutdown`. Not for a
+            permanent child, which does not end by itself.
     """
 
     id: str
@@ -61,12 +104,17 @@ class ChildSpec:
     shutdown_s: float = 5.0
     name: str | None = None
     register: bool = False
+    directives: Directives = ()
+    significant: bool = False
 
     def __post_init__(self) -> None:
         if self.restart not in RESTARTS:
             raise ValueError(f"restart must be one of {', '.join(RESTARTS)}, not {self.restart!r}")
         if not self.shutdown_s >= 0:
             raise ValueError(f"shutdown_s must not be negative, and is {self.shutdown_s!r}")
+        check_directives(self.directives)
+        if self.significant and self.restart == "permanent":
+            raise ValueError("significant must not be set for a permanent child")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +130,11 @@ class SupervisorSpec:
         backoff: How restarts wait.
         on_exhausted: `escalate` or `park` when the intensity is exceeded.
         on_parked: Called with the supervisor and the error when it parks.
+        directives: What errors mean: those of its children, and those that the supervisors under
+            it escalate with. See `core/directives.py`.
+        auto_shutdown: Whether it stops itself, for good, when significant children have ended by
+            themselves: `never`, with `any_significant` the first that does, with
+            `all_significant` the last there is.
     """
 
     id: str
@@ -92,6 +145,8 @@ class SupervisorSpec:
     backoff: Backoff = Backoff()
     on_exhausted: Literal["escalate", "park"] = "escalate"
     on_parked: Callable[[Supervisor, BaseException], object] | None = None
+    directives: Directives = ()
+    auto_shutdown: Literal["never", "any_significant", "all_significant"] = "never"
 
     def __post_init__(self) -> None:
         if self.strategy not in STRATEGIES:
@@ -102,6 +157,21 @@ class SupervisorSpec:
             raise ValueError(f"on_exhausted must be escalate or park, not {self.on_exhausted!r}")
         if self.intensity < 0 or not self.period_s > 0:
             raise ValueError("intensity must not be negative, and period_s must be positive")
+        check_directives(self.directives)
+        if self.auto_shutdown not in AUTO_SHUTDOWNS:
+            raise ValueError(
+                f"auto_shutdown must be one of {', '.join(AUTO_SHUTDOWNS)}, "
+                f"not {self.auto_shutdown!r}"
+            )
+        for child in self.children:
+            self.check_child(child)
+
+    def check_child(self, child: ChildSpec) -> None:
+        """Raise ValueError for a significant child where no child's end ends the supervisor."""
+        if child.significant and self.auto_shutdown == "never":
+            raise ValueError(
+                f"child {child.id!r} must not be significant: auto_shutdown of {self.id!r} is never"
+            )
 
 
 @dataclass(frozen=True, slots=True)

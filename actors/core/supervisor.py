@@ -24,7 +24,7 @@ Runs on the loop thread. Modelled on OTP's supervisor; differences are in docs/s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import trio
@@ -32,15 +32,17 @@ import trio
 from .births import Birth, bear
 from .cell import Cell
 from .children import ActorChild
+from .directives import decide
 from .errors import ActorDeadError, NameTakenError
-from .exhaustion import come_to_rest, exhaust
+from .exhaustion import come_to_rest, exhaust, look_after_significant
+from .exits import child_exited
 from .future import TrioFuture
 from .operations import Operation
 from .ref import TrioActorRef
-from .restarts import Fall, Restarts, starts_again
+from .restarts import Fall, Restarts
 from .rounds import bring_up, halt_all
 from .settling import CRASHED, Exit
-from .specs import ChildSpec, SupervisorSpec, SupervisorStatistics
+from .specs import ChildSpec, Directive, SupervisorSpec, SupervisorStatistics
 
 if TYPE_CHECKING:
     from .system import ActorSystem
@@ -68,6 +70,8 @@ class Supervisor:
         self._falls: list[Fall] = []
         self._halted = False  # Whether the children are held until the group is launched.
         self._awaits_parent = False  # Whether it is the parent that launches it.
+        self._complete = False  # Whether all children of the spec have started once.
+        self._missed = False  # Whether a significant child has ended by itself.
         self._stopping = trio.Event()
 
     def __str__(self) -> str:
@@ -105,6 +109,13 @@ class Supervisor:
             self.last_error,
         )
 
+    def walk(self) -> Iterator[Supervisor]:
+        """Yield this supervisor and those under it, outer before inner, in start order."""
+        yield self
+        for child in list(self._children.values()):
+            if isinstance(child, Supervisor):
+                yield from child.walk()
+
     async def start_child(self, spec: ChildSpec) -> TrioActorRef[Any]:
         """Start a child after those there are, and return its ref when `on_start` has returned.
 
@@ -116,8 +127,10 @@ class Supervisor:
                 meanwhile. It is not a child.
             NameTakenError: A child has its id, or a live actor its name.
             ActorDeadError: The supervisor has stopped.
+            ValueError: It is significant, and the supervisor never shuts itself down.
         """
         self._check_running()
+        self.spec.check_child(spec)
         birth = Birth()
         # In a task of the system: should the group have to go round meanwhile, the caller's
         # cancellation must not leave it half started.
@@ -139,9 +152,8 @@ class Supervisor:
         """
         child = self._children[id_]
         if isinstance(child, ActorChild):
-            child.cell.ending = True
             # A sibling whose start holds the group up may wait for it: held, it ends at once.
-            child.cell.nudge()
+            child.dismiss()
             if child.launching:
                 child.cell.kill("it was stopped while it started")
         async with Operation(self):
@@ -204,7 +216,9 @@ class Supervisor:
             shutdown_s=spec.shutdown_s,
         )
         self.system.enter(cell, register=spec.register)
-        child = ActorChild(cell, spec.restart)
+        child = ActorChild(
+            cell, spec.restart, directives=spec.directives, significant=spec.significant
+        )
         self._children[spec.id] = child
         return child
 
@@ -260,7 +274,7 @@ class Supervisor:
             fall = await bring_up(self, list(self._children.values()), once=True)
             if fall is None:
                 return None
-            return await come_to_rest(self, fall.exit) if fall.spent else fall.exit.error
+            return await come_to_rest(self, fall) if fall.spent else fall.exit.error
 
     async def halt(self) -> None:
         """End the children's incarnations, in reverse start order; they keep their mailboxes."""
@@ -286,6 +300,11 @@ class Supervisor:
                 del self.parent._children[self.id]
         return left
 
+    def _end_soon(self) -> None:
+        if not self.system.closing:
+            done: TrioFuture[list[Cell]] = TrioFuture()
+            self.system.nursery.start_soon(self._end_for, done, name=f"{self}: stop")
+
     async def _end_for(self, done: TrioFuture[list[Cell]]) -> None:
         """Stop the group for a caller who waits for it, and who may be cancelled."""
         try:
@@ -298,7 +317,7 @@ class Supervisor:
         async with Operation(self):
             fall = await bring_up(self, [])
             if fall is not None:
-                await exhaust(self, fall.exit)
+                await exhaust(self, fall)
 
     async def _relaunch(self) -> None:
         """Start all children, after an unpark."""
@@ -309,7 +328,7 @@ class Supervisor:
             self._falls.clear()
             fall = await bring_up(self, list(self._children.values()))
             if fall is not None:
-                await exhaust(self, fall.exit)
+                await exhaust(self, fall)
 
     def _next_wait_s(self, counts: bool) -> float | None:
         return self._restarts.next_wait_s(
@@ -331,32 +350,33 @@ class Supervisor:
         child = self._children.get(cell.child_id)
         if cell.ending or not isinstance(child, ActorChild) or self._ending:
             return None
-        if cell.held:
-            return 0.0
-        if not starts_again(child.restart, outcome.kind == CRASHED):
-            return None
-        if self._halted or child.failed_to_start:
-            cell.held = True  # Whoever launches it decides.
-            return 0.0
-        spent = False
-        if self.spec.strategy == "one_for_one" and not outcome.poison:
-            # At once, whatever else the group is about: a sibling's start may wait for it.
-            delay_s = self._next_wait_s(outcome.counts)
-            if delay_s is not None:
-                return delay_s
-            spent = True
-        cell.held = True
-        self._fall(Fall(cell.child_id, outcome, spent))
-        return 0.0
+        return child_exited(self, child, outcome)
+
+    def _directive(self, cell: Cell, error: BaseException) -> Directive:
+        """What an error of the actor in this cell means."""
+        child = self._children.get(cell.child_id)
+        return "restart" if child is None else self._directive_of(child, error)
+
+    def _directive_of(self, child: Child, error: BaseException) -> Directive:
+        own = child.directives if isinstance(child, ActorChild) else ()
+        return decide(error, own, self.spec.directives)
 
     def _child_ended(self, cell: Cell) -> None:
         child = self._children.get(cell.child_id)
         if isinstance(child, ActorChild) and child.cell is cell:
             del self._children[cell.child_id]
+            # One that did not start has not ended by itself: whoever started it is told.
+            if child.significant and not (child.dismissed or child.failed_to_start):
+                self._missed = True
+                look_after_significant(self)
 
     def _supervisor_failed(self, child: Supervisor, error: BaseException) -> None:
         """A child supervisor escalated: it counts as a child that crashed."""
-        self._fall(Fall(child.id, Exit(CRASHED, error)))
+        directive = self._directive_of(child, error)
+        if directive == "stop":
+            child._end_soon()
+        else:
+            self._fall(Fall(child.id, Exit(CRASHED, error), escalates=directive == "escalate"))
 
     def _fall(self, fall: Fall) -> None:
         """Have the group go round by a child that fell: the operation that runs, or a new one."""

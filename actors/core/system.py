@@ -40,7 +40,7 @@ from .ports import (
 from .ref import TrioActorRef
 from .registry import Names
 from .reminders import MemoryReminders
-from .specs import SupervisorSpec
+from .specs import Directives, SupervisorSpec, check_directives
 from .supervisor import Supervisor
 from .wheel import Wheel
 
@@ -149,6 +149,8 @@ class ActorSystem:
         on_dead_letter: Where dead letters go, on the thread on which they end.
         on_quarantine: Where quarantined messages go.
         on_event: Where events go.
+        directives: What the root does about errors that supervisors under it escalate with:
+            restarts the supervisor where none matches.
     """
 
     def __init__(
@@ -163,7 +165,10 @@ class ActorSystem:
         on_dead_letter: DeadLetterSink | None = None,
         on_quarantine: QuarantineSink | None = None,
         on_event: EventSink | None = None,
+        directives: Directives = (),
     ) -> None:
+        check_directives(directives)
+        self._directives = directives
         self.name = name
         self.asks = asks
         self.clock: Clock = clock or SystemClock()
@@ -217,7 +222,7 @@ class ActorSystem:
         _running.set(self)
         self._wheel_scope = trio.CancelScope()
         self.nursery.start_soon(self._run_wheel, name=f"{self}: wheel")
-        self.root = Supervisor(self, SupervisorSpec("root"), None)
+        self.root = Supervisor(self, SupervisorSpec("root", directives=self._directives), None)
         self.user = Supervisor(self, SupervisorSpec("user"), self.root)
         self.root._children["user"] = self.user
         return self
@@ -396,6 +401,13 @@ class ActorSystem:
             self.quarantine.counts,
             self.dead_letters.sink_failures + self.quarantine.sink_failures + self._event_failures,
         )
+
+    def parked_groups(self) -> tuple[Supervisor, ...]:
+        """Return the supervisors that are parked, outer before inner, in start order.
+
+        Each has its error in `last_error`, and starts again by `unpark()`.
+        """
+        return tuple(group for group in self.root.walk() if group.state == "parked")
 
     def actors(self) -> tuple[ActorStatistics, ...]:
         """Return a snapshot of every live actor."""

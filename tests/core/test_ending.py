@@ -396,6 +396,61 @@ async def test_hook_that_raises_is_in_the_report_and_the_phases_go_on(autojump_c
         assert report.phases[-1].name == "close"
 
 
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("how", ["raises", "is cancelled", "kills"])
+async def test_shutdown_ends_whatever_happens_in_a_phase(how, phase, autojump_clock):
+    """A hook raises, who waits for the shutdown is cancelled, or an actor is killed."""
+    ran, cancelled = [], []
+
+    def hook(name):
+        async def run():
+            ran.append(name)
+            if name != phase:
+                return
+            match how:
+                case "raises":
+                    raise ValueError("hook")
+                case "is cancelled" if not cancelled:
+                    cancelled.append(name)
+                    scope.cancel()
+                    await trio.sleep_forever()
+                case "kills":
+                    refs[1].kill()
+
+        return run
+
+    async with ActorSystem() as system:
+        refs = [system.start(Life) for _ in range(3)]
+        asks = [ref.ask(1.0) for ref in refs]
+        await wait_all_tasks_blocked()
+        for name in PHASES:
+            system.add_phase_hook(name, hook(name))
+        with trio.CancelScope() as scope:
+            await system.shutdown()
+        assert scope.cancelled_caught is (how == "is cancelled")
+        report = await system.shutdown()
+        # A shutdown that was cancelled is begun anew: what its first phases did, holds.
+        first = list(PHASES[: PHASES.index(phase) + 1]) if cancelled else []
+        assert ran == [*first, *PHASES]
+        assert [entry.name for entry in report.phases if entry.errors] == (
+            [phase] if how == "raises" else []
+        )
+        assert all(entry.completed for entry in report.phases)
+        # In the first phase the message is still in flight; later there is nothing left to kill.
+        lost = how == "kills" and phase == "refuse"
+        outcomes = []
+        for ask in asks:
+            with trio.move_on_after(1):
+                try:
+                    outcomes.append(await ask)
+                except OutcomeUnknownError:
+                    outcomes.append(None)
+        assert outcomes == [1.0, None if lost else 1.0, 1.0]
+        assert not any(ref.is_alive() for ref in refs)
+    accounted = sum(ref.statistics().handled + ref.statistics().quarantined for ref in refs)
+    assert accounted == 3
+
+
 async def test_hosts_are_refused_while_actors_still_talk_in_a_shutdown():
     refused = []
 

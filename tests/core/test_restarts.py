@@ -108,3 +108,122 @@ def test_restarts_that_do_not_count_are_in_the_total_only():
     assert (restarts.total, restarts.recent(spec, 12)) == (4, 1)
     restarts.forget()
     assert (restarts.total, restarts.recent(spec, 12)) == (4, 0)
+
+
+# -- how long a restart waits
+
+
+def backoff_waits(backoff, times, *, seed=0, intensity=100, period_s=1e9):
+    spec = SupervisorSpec("group", intensity=intensity, period_s=period_s, backoff=backoff)
+    restarts, random = Restarts(), Random(seed)
+    return [restarts.next_wait_s(spec, at, True, random) for at in times]
+
+
+@pytest.mark.parametrize(
+    ("backoff", "waits"),
+    [
+        (Backoff(1.0, 100.0, 3.0, 0.0), [0, 1, 3, 9, 27, 81, 100, 100]),
+        (Backoff(1.0, 100.0, 1.0, 0.0), [0, 1, 1, 1]),
+        (Backoff(5.0, 2.0, 2.0, 0.0), [0, 2, 2]),
+        (Backoff(0.0, 2.0, 2.0, 0.0), [0, 0, 0]),
+        (Backoff(1.0, 0.0, 2.0, 0.0), [0, 0, 0]),
+    ],
+    ids=["grows", "factor of one", "longest below the first", "first of zero", "longest of zero"],
+)
+def test_waits_grow_by_the_factor_up_to_the_longest(backoff, waits):
+    assert backoff_waits(backoff, [0.0] * len(waits)) == waits
+
+
+@pytest.mark.parametrize("jitter", [0.1, 0.5, 1.0])
+def test_jitter_stays_within_its_part_and_never_exceeds_the_longest_wait(jitter):
+    backoff = Backoff(1.0, 64.0, 2.0, jitter)
+    drawn = [backoff_waits(backoff, [0.0] * 12, seed=seed) for seed in range(400)]
+    assert {waits[0] for waits in drawn} == {0.0}
+    for place in range(1, 12):
+        base = min(2.0 ** (place - 1), 64.0 / (1 + jitter))
+        found = [waits[place] for waits in drawn]
+        low, high = base * (1 - jitter), base * (1 + jitter)
+        assert low - 1e-9 <= min(found) < base < max(found) <= min(high, 64.0) + 1e-9
+        # Spread over all of it, at the longest wait too: a herd must not come back at one instant.
+        assert max(found) - min(found) > 0.9 * (high - low)
+        assert len(set(found)) > 390
+
+
+def test_jitter_is_drawn_from_the_random_numbers_that_were_given():
+    backoff = Backoff(1.0, 8.0, 2.0, 0.5)
+
+    class Fixed(Random):
+        def random(self):
+            return 1.0
+
+    spec = SupervisorSpec("group", backoff=backoff)
+    restarts = Restarts()
+    found = [restarts.next_wait_s(spec, 0.0, True, Fixed()) for _ in range(5)]
+    assert found == [0.0, 1.5, 3.0, 6.0, 8.0]
+
+
+@pytest.mark.parametrize(
+    ("reset_after_s", "times", "waits"),
+    [
+        # Each restart waits from when it is decided; what is quiet begins when it starts.
+        (10.0, [0, 1, 2, 4], [0, 1, 2, 4]),
+        (10.0, [0, 1, 11.9, 23], [0, 1, 2, 4]),
+        (10.0, [0, 1, 12, 12.5], [0, 1, 0, 1]),
+        (None, [0, 1, 12, 24], [0, 1, 2, 4]),
+    ],
+    ids=["no quiet", "not quite", "quiet", "by the period"],
+)
+def test_backoff_is_reset_by_a_time_without_restarts(reset_after_s, times, waits):
+    assert backoff_waits(Backoff(1.0, 99.0, 2.0, 0.0, reset_after_s), times) == waits
+
+
+def test_backoff_with_a_reset_of_its_own_outlives_the_period():
+    """A child that falls once a period would never wait otherwise."""
+    times = [0.0, 11.0, 22.0, 33.0]
+    own = Backoff(1.0, 99.0, 2.0, 0.0, 60.0)
+    assert backoff_waits(own, times, intensity=1, period_s=10) == [0, 1, 2, 4]
+    assert backoff_waits(Backoff(1.0, 99.0, 2.0, 0.0), times, intensity=1, period_s=10) == [0] * 4
+
+
+def test_forgotten_restarts_do_not_grow_the_backoff():
+    spec = SupervisorSpec("group", backoff=Backoff(1.0, 99.0, 2.0, 0.0, 60.0))
+    restarts, random = Restarts(), Random(0)
+    assert [restarts.next_wait_s(spec, 0.0, True, random) for _ in range(2)] == [0, 1]
+    restarts.forget()
+    assert restarts.next_wait_s(spec, 0.0, True, random) == 0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"initial_s": -1.0},
+        {"initial_s": float("nan")},
+        {"max_s": float("inf")},
+        {"factor": 0.5},
+        {"factor": float("nan")},
+        {"jitter": -0.1},
+        {"jitter": 1.1},
+        {"reset_after_s": 0.0},
+        {"reset_after_s": float("nan")},
+    ],
+    ids=str,
+)
+def test_malformed_backoff_is_refused_by_its_field(fields):
+    with pytest.raises(ValueError, match=next(iter(fields))):
+        Backoff(**fields)
+
+
+@pytest.mark.parametrize("kind", ["poison", "spent", "escalates"])
+@pytest.mark.parametrize("pending", ["", "c"])
+def test_fall_that_no_restart_answers_ends_the_round_however_the_others_are_covered(kind, pending):
+    fall = Fall(
+        "c",
+        POISON if kind == "poison" else Exit(CRASHED),
+        spent=kind == "spent",
+        escalates=kind == "escalates",
+    )
+    (first, last) = uncovered([fall, *falls("a")], IDS, set(pending))
+    assert (first.id, last) == ("a", fall)
+    decision = plan("one_for_all", IDS, pending, [first, last], waits())
+    assert isinstance(decision, Fall)
+    assert (decision.id, decision.escalates) == ("c", kind == "escalates")

@@ -332,6 +332,30 @@ async def test_parked_group_accepts_and_runs_nothing_while_other_groups_run(auto
         assert supervisor.state == "running"
 
 
+async def test_parked_groups_are_listed_and_logged_once(autojump_clock, caplog):
+    async with ActorSystem() as system:
+        outer = await group(system, [], "a")
+        inner = await system.start_supervisor(
+            SupervisorSpec("inner", specs([], "b"), intensity=0, on_exhausted="park"), outer
+        )
+        other = await system.start_supervisor(
+            SupervisorSpec("other", specs([], "c"), intensity=0, on_exhausted="park")
+        )
+        assert system.parked_groups() == ()
+        other.refs["c"].tell("boom")
+        inner.refs["b"].tell("boom")
+        await wait_all_tasks_blocked()
+        assert system.parked_groups() == (inner, other)
+        assert isinstance(inner.last_error, IntensityExceededError)
+        lines = [record.getMessage() for record in caplog.records]
+        assert len([line for line in lines if line.startswith("group inner is parked")]) == 1
+        assert inner.unpark()
+        assert system.parked_groups() == (other,)
+        assert await inner.refs["b"].ask("x") == 2
+        await other.stop()
+        assert system.parked_groups() == ()
+
+
 async def test_parked_group_can_be_stopped(autojump_clock):
     async with ActorSystem() as system:
         supervisor = await group(system, [], "ab", intensity=0, on_exhausted="park")
