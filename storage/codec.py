@@ -37,6 +37,8 @@ from .errors import InvalidRecordError, StorageError, UnreadableRecordError
 from .keys import decode_key
 from .store import Key, Record, Row, Value
 from .tables import TABLES
+from .tables.blocks import TextBlock
+from .tables.slots import Body
 
 _HEAD: Final = struct.Struct(">4sQ3sI")
 _SUM: Final = struct.Struct(">QI")
@@ -89,6 +91,9 @@ def pack(value: Any) -> bytes:
 
 
 def _pack_record(record: Record) -> bytes:
+    if type(record) is Body and all(type(block) is TextBlock for block in record.blocks):
+        # Nearly every message: the only block that may hold anything is a tool's call.
+        return _pack_typed(record)
     return pack(asdict(record))
 
 

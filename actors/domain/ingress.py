@@ -5,12 +5,12 @@ One schema, the stored one, decides what a block is; what passes here can be sto
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
 import secrets
 import unicodedata
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -75,6 +75,7 @@ _PLAIN_NAME: Final = re.compile("[a-z0-9_-]+")
 _UNPRINTABLE: Final = frozenset({"Cc", "Zl", "Zp"})
 
 
+@functools.lru_cache(4096)
 def identity(name: str) -> str:
     """The participant a name stands for: case and compatibility forms do not matter."""
     if name.isascii():
@@ -195,7 +196,7 @@ def encode_body(blocks: tuple[Block, ...], field: str = "message") -> Value:
 
 def body_crc(value: Value) -> int:
     """A fingerprint of the content, for telling a retry from a conflict."""
-    return zlib.crc32(value.body)
+    return value.body_crc
 
 
 _counter = itertools.count()
