@@ -326,12 +326,16 @@ class TrioActor(pykka.Actor):
             )
         request = _Request(cell, tag, message, fact, stance[0] or (cell.key,))
         timeout_s = system.ask_timeout_s if timeout_s is None else timeout_s
+        deadline = _FOREVER
         if timeout_s is not None and timeout_s != _FOREVER:
-            system.wheel.add(request, timeout_s)
+            request._timeout_s = timeout_s
+            request._deadline = deadline = asked.system.wheel.now() + timeout_s
         try:
             asked.box.offer((message, request, 0))
         except (ActorDeadError, MailboxFullError) as exc:
             request._fail(exc)
+        if deadline < asked.box.alarm:
+            asked.system.wheel.arm(asked.box, deadline)
 
     def pipe(
         self,

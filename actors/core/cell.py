@@ -415,6 +415,7 @@ class Cell:
         self.box.close()
         bury_owed(self)
         bury(self)
+        self.system.wheel.disarm(self.box)
         self.supervisor._child_ended(self)
         if self.name is not None:
             self.system.names.release(self.name, self)

@@ -49,8 +49,9 @@ class Target:
     """Who is to be answered: a future, or an actor that asked and goes on."""
 
     _outcome: Outcome | None = None
-    _slot: set[Target] | None = None  # The wheel's slot that holds this target's deadline.
-    _timeout_s: float | None = None
+    _deadline: float | None = None  # By `Wheel.now`. None: none, or kept by the asker's thread.
+    _timeout_s: float | None = None  # None: the system's.
+    _slot: set[Any] | None = None  # The wheel's slot that holds this target.
     _chain: tuple[str, ...] = ()  # Who waits for this reply.
 
     @property
@@ -77,12 +78,13 @@ class Target:
     def _fail(self, error: BaseException) -> bool:
         return self._settle((None, error, error.__traceback__))
 
-    def _expire(self) -> None:
+    def _expire(self, default_s: float | None) -> None:
+        timeout_s = default_s if self._timeout_s is None else self._timeout_s
         self._fail(
             AskTimeoutError(
-                f"no reply within {self._timeout_s} s; whether it was handled is unknown; "
+                f"no reply within {timeout_s} s; whether it was handled is unknown; "
                 "ask again only what may happen twice",
-                timeout_s=self._timeout_s,
+                timeout_s=timeout_s,
             )
         )
 

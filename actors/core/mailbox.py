@@ -42,12 +42,15 @@ STOP_NOW: Final = 1
 HALT: Final = 2
 KILL: Final = 4
 
+NO_ALARM: Final = float("inf")
+
 
 class Mailbox:
     """The lanes of one cell. Outlives incarnations."""
 
     __slots__ = (
         "_token",
+        "alarm",
         "attention",
         "capacity",
         "cell",
@@ -91,6 +94,7 @@ class Mailbox:
         self.attention = False
         self.spin = False  # Whether a host thread woke the consumer.
         self.closed = False
+        self.alarm = NO_ALARM  # When the wheel looks for asks past their deadline here.
         self.parked: trio.lowlevel.Task | None = None
         self.ident = ident
         self._token = token

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pykka
 from trio.lowlevel import in_trio_run
 
-from .asks import IDLE, STANCE, check_ring, check_table
+from .asks import IDLE, STANCE, Stance, check_ring, check_table
 from .envelope import STOP_PILL, TELL, Envelope
 from .errors import ActorDeadError, AskTimeoutError, MailboxFullError, WouldDeadlockError
 from .future import TrioFuture
@@ -190,40 +190,24 @@ class TrioActorRef(pykka.ActorRef[A]):
             UndeclaredAskError: The table of asks does not hold the pair; nothing was sent.
             AskTimeoutError: Blocking, and there was no reply in time.
         """
-        cell = self._cell
-        box = cell.box
-        system = cell.system
-        stance = STANCE.get()
-        names = stance[0]
+        box = self._box
+        system = self._cell.system
         future: TrioFuture[Any] = TrioFuture()
-        if stance is not IDLE:
-            check_table(stance, cell.role, system.asks, message)
-            if block is not False:
-                check_ring(names, cell.key, message)
-            elif cell.key in names:
-                # Pykka's proxies to oneself are such asks, and are not waited for; one that is
-                # waited for is refused then.
-                future._ring = (cell.key, message)
-                names = ()
-        if block is False:
-            blocks = False
-        elif get_ident() != box.ident and not in_trio_run():
-            blocks = True
-        elif block:
-            raise WouldDeadlockError(
-                "a blocking ask on a thread that runs trio; nothing was sent; await it"
-            )
-        else:
-            blocks = False
-        if names:
-            future._chain = names
+        stance = STANCE.get()
+        # The usual ask of a host with many in flight, and of a task: every step below is counted.
+        blocks = False
+        if block is not False or stance is not IDLE:
+            blocks = self._judge(future, stance, message, block)
         if timeout is None:
             timeout = system.ask_timeout_s
         elif timeout == _FOREVER:
             timeout = None
+        else:
+            future._timeout_s = timeout
+        deadline = _FOREVER
         if timeout is not None and not blocks:
-            system.wheel.add(future, timeout)
-        lane = box.user
+            future._deadline = deadline = system.wheel.now() + timeout
+        lane = self._lane
         try:
             if len(lane) < box.room:
                 lane.append((message, future, 0))
@@ -233,6 +217,8 @@ class TrioActorRef(pykka.ActorRef[A]):
                 box.offer_slowly((message, future, 0))
         except (ActorDeadError, MailboxFullError) as exc:
             future._fail(exc)
+        if deadline < box.alarm:
+            system.wheel.arm(box, deadline)
         if not blocks:
             return future
         try:
@@ -241,9 +227,35 @@ class TrioActorRef(pykka.ActorRef[A]):
             raise
         except pykka.Timeout:
             # The deadline is kept by this thread, not by the wheel: it holds when the loop stalls.
-            future._timeout_s = timeout
-            future._expire()
+            future._expire(timeout)
             return future.get()
+
+    def _judge(
+        self, future: TrioFuture[Any], stance: Stance, message: Any, block: bool | None
+    ) -> bool:
+        """Refuse an ask that may not be sent; return whether it blocks."""
+        cell = self._cell
+        names = stance[0]
+        if stance is not IDLE:
+            check_table(stance, cell.role, cell.system.asks, message)
+            if block is not False:
+                check_ring(names, cell.key, message)
+            elif cell.key in names:
+                # Pykka's proxies to oneself are such asks, and are not waited for; one that is
+                # waited for is refused then.
+                future._ring = (cell.key, message)
+                names = ()
+        if names:
+            future._chain = names
+        if block is False:
+            return False
+        if get_ident() != cell.box.ident and not in_trio_run():
+            return True
+        if block:
+            raise WouldDeadlockError(
+                "a blocking ask on a thread that runs trio; nothing was sent; await it"
+            )
+        return False
 
     # -- ending
 

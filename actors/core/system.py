@@ -215,7 +215,7 @@ class ActorSystem:
             raise RuntimeError("a system runs once; make a new one")
         self.ident = get_ident()
         self.token = trio.lowlevel.current_trio_token()
-        self.wheel = Wheel(trio.lowlevel.current_clock(), self.token)
+        self.wheel = Wheel(trio.lowlevel.current_clock(), self.token, self.ask_timeout_s)
         self._manager = trio.open_nursery()
         self.nursery = await self._manager.__aenter__()
         self._outer = _running.get()
@@ -259,7 +259,6 @@ class ActorSystem:
             _running.set(self._outer)
             for cell in list(self.cells):
                 cell._end(None)
-            self.wheel.end(self._not_running())
         return False if plain is not None else swallowed
 
     # -- starting

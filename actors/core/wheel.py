@@ -1,15 +1,23 @@
 """One task per system that ends asks past their deadline and fires timers.
 
-Ask deadlines fall into slots of 1/64 s: adding one is a set insertion and settling the ask removes
-it, so an answered ask is not held until its deadline. Ask deadlines are never early, and late by a
-slot at most. Timers are exact.
+An ask carries its deadline, and while it is not answered its envelope is in its actor's lanes, in
+flight, or owed. So the wheel does not keep asks: it keeps the mailboxes that were asked, each by
+the earliest deadline it may hold, and looks through one when that has come. What is still waiting
+there then is kept by its own deadline. An ask that is answered before costs a comparison.
+
+Deadlines fall into slots of 1/64 s. They are never early, and late by a slot at most. Timers are
+exact.
 
 Invariants:
-    I1. A target is in the slot of its tick, or settled. A slot that was taken out to be expired
-        is noticed by the adder, who looks again after adding.
-    I2. `_ticks` and `_timers` are touched on the loop thread only.
+    I1. While a mailbox holds an unsettled ask with a deadline that is in no slot, `box.alarm` is at
+        or before that deadline, and an entry for the mailbox at or before `alarm` is in a slot or
+        on its way to the loop thread. The sender appends, then looks at `alarm`; the wheel clears
+        `alarm`, then looks through the lanes: one of them sees the other.
+    I2. A target in a slot is unsettled, or about to be discarded by whoever settled it.
+    I3. `_slots`, `_ticks` and `_timers` are touched on the loop thread only; targets are taken out
+        of a slot on any.
 
-Runs in a task of the system, on the loop thread; `add` may be called on any thread.
+Runs in a task of the system, on the loop thread; `arm` may be called on any thread.
 """
 
 from __future__ import annotations
@@ -17,13 +25,18 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+import time
 from collections.abc import Callable
 from threading import get_ident
-from typing import Any
+from typing import TYPE_CHECKING
 
 import trio
 
 from .future import Target
+from .mailbox import NO_ALARM, Mailbox
+
+if TYPE_CHECKING:
+    from .cell import Cell
 
 TICKS_PER_S = 64
 _EXPIRED_A_SLICE = 256  # Settling is about 2 us each: half a millisecond, then others run.
@@ -56,58 +69,70 @@ class Timer:
 class Wheel:
     """The deadlines and timers of one system."""
 
-    def __init__(self, clock: trio.abc.Clock, token: trio.lowlevel.TrioToken) -> None:
-        self._now = clock.current_time
+    def __init__(
+        self,
+        clock: trio.abc.Clock,
+        token: trio.lowlevel.TrioToken,
+        ask_timeout_s: float | None,
+    ) -> None:
+        self._trio_now = clock.current_time
+        # What deadlines of asks are counted in. Trio's own clock is this one and an offset, behind
+        # a call that would be a third of what a deadline costs; another is asked itself.
+        real = type(clock).__module__ == "trio._core._run"
+        self.now: Callable[[], float] = time.perf_counter if real else clock.current_time
+        self._ask_timeout_s = ask_timeout_s
         self._token = token
         self._ident = get_ident()
-        self._slots: dict[int, set[Target]] = {}
+        self._slots: dict[int, set[Target | Mailbox]] = {}
         self._ticks: list[int] = []
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
         self._wake_at = math.inf
         self._nudge = trio.Event()
 
-    def add(self, target: Target, timeout_s: float) -> None:
-        """Let `target` expire in `timeout_s` seconds, from any thread."""
-        tick = int((self._now() + timeout_s) * TICKS_PER_S) + 1
-        target._timeout_s = timeout_s
-        slots = self._slots
-        slot = slots.get(tick)
-        while True:
-            fresh = slot is None
-            if slot is None:
-                slot = slots.setdefault(tick, set())
-            target._slot = slot
-            slot.add(target)
-            if slots.get(tick) is slot:
-                break
-            tick = int(self._now() * TICKS_PER_S) + 1  # That slot is being expired.
-            slot = slots.get(tick)
-        if fresh:
-            self._announce(tick)
+    def arm(self, box: Mailbox, when: float) -> None:
+        """Look through a mailbox at `when`, for an ask that was put into it. Any thread."""
+        box.alarm = when
+        if get_ident() == self._ident:
+            self._armed(box, when)
+            return
+        try:
+            self._token.run_sync_soon(self._armed, box, when)
+        except trio.RunFinishedError:
+            return  # The mailbox is closed, and whoever puts something into it buries it.
+        except BaseException:  # A KeyboardInterrupt here must not leave asks without a deadline.
+            box.alarm = NO_ALARM
+            raise
+
+    def _armed(self, box: Mailbox, when: float) -> None:
+        if not box.closed:
+            self._put(box, when)
+
+    def disarm(self, box: Mailbox) -> None:
+        """Forget a mailbox that was closed, so that it is not held until its alarm."""
+        slot = self._slots.get(_tick_of(box.alarm)) if box.alarm < NO_ALARM else None
+        if slot is not None:
+            slot.discard(box)
+
+    def _put(self, entry: Target | Mailbox, when: float) -> set[Target | Mailbox]:
+        tick = _tick_of(when)
+        slot = self._slots.get(tick)
+        if slot is None:
+            slot = self._slots[tick] = set()
+            heapq.heappush(self._ticks, tick)
+            if self._ticks[0] == tick:
+                self._nudge.set()
+        slot.add(entry)
+        return slot
 
     def at(self, delay_s: float, fire: Callable[[], object]) -> Timer:
         """Call `fire` on the loop thread in `delay_s` seconds. It must not raise."""
         timer = Timer(fire)
-        when = self._now() + max(0.0, delay_s)
+        when = self._trio_now() + max(0.0, delay_s)
         heapq.heappush(self._timers, (when, next(self._order), timer))
         if when < self._wake_at:
             self._nudge.set()
         return timer
-
-    def _announce(self, tick: int) -> None:
-        if get_ident() == self._ident:
-            self._announced(tick)
-            return
-        try:
-            self._token.run_sync_soon(self._announced, tick)
-        except trio.RunFinishedError:
-            return  # The system's end settles what is left.
-
-    def _announced(self, tick: int) -> None:
-        heapq.heappush(self._ticks, tick)
-        if tick / TICKS_PER_S < self._wake_at:
-            self._nudge.set()
 
     async def run(self) -> None:
         """Expire and fire until cancelled."""
@@ -121,26 +146,59 @@ class Wheel:
             self._wake_at = math.inf
 
     def _next(self) -> float:
-        when = self._ticks[0] / TICKS_PER_S if self._ticks else math.inf
+        when = math.inf
+        if self._ticks:
+            when = self._trio_now() + self._ticks[0] / TICKS_PER_S - self.now()
         while self._timers and not self._timers[0][2].active:
             heapq.heappop(self._timers)
         return min(when, self._timers[0][0]) if self._timers else when
 
     async def _expire(self) -> None:
-        while self._ticks and self._ticks[0] / TICKS_PER_S <= self._now():
-            slot: Any = self._slots.pop(heapq.heappop(self._ticks), ())
-            for count, target in enumerate(list(slot), start=1):
-                target._expire()
-                if count % _EXPIRED_A_SLICE == 0:
-                    await trio.lowlevel.checkpoint()
+        ended = 0
+        while self._ticks and self._ticks[0] / TICKS_PER_S <= self.now():
+            slot = self._slots.pop(heapq.heappop(self._ticks))
+            for entry in list(slot):
+                due = [entry] if isinstance(entry, Target) else self._look_through(entry)
+                for target in due:
+                    target._expire(self._ask_timeout_s)
+                    ended += 1
+                    if ended % _EXPIRED_A_SLICE == 0:
+                        await trio.lowlevel.checkpoint()
+
+    def _look_through(self, box: Mailbox) -> list[Target]:
+        """Return the targets of a mailbox that are due, and keep the others by their deadlines."""
+        box.alarm = NO_ALARM
+        now = self.now()
+        due = []
+        for target in _waiting(box.cell):
+            deadline = target._deadline
+            if deadline is None or target._slot is not None or target.settled:
+                continue
+            if deadline <= now:
+                due.append(target)
+            else:
+                self._keep(target, deadline)
+        return due
+
+    def _keep(self, target: Target, deadline: float) -> None:
+        target._slot = slot = self._put(target, deadline)
+        if target.settled:  # By another thread, meanwhile.
+            slot.discard(target)
 
     def _fire(self) -> None:
-        now = self._now()
+        now = self._trio_now()
         while self._timers and self._timers[0][0] <= now:
             heapq.heappop(self._timers)[2]._run()
 
-    def end(self, error: BaseException) -> None:
-        """Fail what is left, at the end of the system: asks that race it in a host thread."""
-        for tick in list(self._slots):
-            for target in list(self._slots.pop(tick)):
-                target._fail(error)
+
+def _tick_of(when: float) -> int:
+    return int(when * TICKS_PER_S) + 1
+
+
+def _waiting(cell: Cell) -> list[Target]:
+    """Return whoever waits for a reply of the cell: queued, in flight and owed."""
+    # Copies, because host threads append and drop meanwhile; a deque is copied in one step.
+    box = cell.box
+    queued = (*box.user.copy(), *(box.returned or ()), cell.inflight)
+    waiting = [entry[1] for entry in queued if entry is not None and entry[1] is not None]
+    return [*waiting, *cell.owed]

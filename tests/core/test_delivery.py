@@ -519,7 +519,56 @@ async def test_answered_ask_is_not_held_by_the_wheel(autojump_clock):
         ref = system.start(Recorder)
         for n in range(100):
             await ref.ask(n, timeout=1000)
-        assert sum(len(slot) for slot in system.wheel._slots.values()) == 0
+        assert [*map(len, system.wheel._slots.values())] == [1]  # The mailbox, for all of them.
+        slow = ref.ask("sleep", timeout=2000)
+        await trio.sleep(1001)
+        assert [*map(len, system.wheel._slots.values())] == [1]  # The one that still waits.
+        ref.kill()
+        with pytest.raises(OutcomeUnknownError):
+            await slow
+        assert [*map(len, system.wheel._slots.values())] == [0]
+
+
+async def test_ended_actor_is_not_held_by_the_wheel(autojump_clock):
+    async with ActorSystem() as system:
+        ref = system.start(Recorder)
+        await ref.ask(1)
+        await ref.stop()
+        assert [*map(len, system.wheel._slots.values())] == [0]
+
+
+@pytest.mark.parametrize("first_s", [5, 1], ids=["sooner-last", "later-last"])
+async def test_asks_of_one_mailbox_expire_each_at_its_own_deadline(first_s, autojump_clock):
+    async with ActorSystem() as system:
+        ref = system.start(Recorder)
+        ref.tell("sleep")
+        ended = {}
+
+        async def ask(timeout_s):
+            with pytest.raises(AskTimeoutError) as caught:
+                await ref.ask("x", timeout=timeout_s)
+            ended[caught.value.timeout_s] = trio.current_time() - began
+
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for timeout_s in (first_s, 3, 6 - first_s):
+                nursery.start_soon(ask, timeout_s)
+                await wait_all_tasks_blocked()
+        assert list(ended) == [1, 3, 5]
+        assert all(0 <= ended[timeout_s] - timeout_s <= 1 / 32 for timeout_s in ended)
+        ref.kill()
+
+
+async def test_ask_in_flight_and_asks_owed_expire_at_their_deadlines(autojump_clock):
+    async with ActorSystem() as system:
+        ref = system.start(Recorder)
+        owed = ref.ask(("owe", 1), timeout=2)
+        running = ref.ask("sleep", timeout=3)
+        for future, at in ((owed, 2), (running, 3)):
+            with pytest.raises(AskTimeoutError):
+                await future
+            assert at <= trio.current_time() <= at + 1 / 32
+        ref.kill()
 
 
 # -- bounds

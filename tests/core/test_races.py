@@ -18,6 +18,7 @@ from abeyance.actors.core import (
     TrioActor,
     TrioFuture,
 )
+from abeyance.actors.core import wheel as wheel_module
 
 
 class Kept(TrioActor):
@@ -195,31 +196,33 @@ async def test_stop_ends_when_the_last_reply_is_settled_from_outside(autojump_cl
         assert await future == "outside"
 
 
-async def test_deadline_added_while_its_slot_is_expired_still_expires(autojump_clock):
+@pytest.mark.parametrize("seen", [True, False], ids=["before-it-looks", "after-it-looked"])
+async def test_ask_that_is_sent_while_its_mailbox_is_looked_through_still_expires(
+    seen, autojump_clock, monkeypatch
+):
+    class Stuck(Kept):
+        async def on_receive(self, message):
+            await trio.sleep_forever()
+
+    raced = []
+    look = wheel_module._waiting
+
+    def racing(cell):
+        # As a host thread would, between two steps of the wheel.
+        before = [] if seen else look(cell)
+        if not raced:
+            raced.append(cell.ref.ask("raced", timeout=2))
+        return look(cell) if seen else before
+
+    monkeypatch.setattr(wheel_module, "_waiting", racing)
     async with ActorSystem() as system:
-
-        class Racing(dict):
-            """Loses the slot once, between being looked up and being looked at again."""
-
-            raced = False
-
-            def get(self, key, default=None):
-                slot = super().get(key, default)
-                if slot is None or Racing.raced:
-                    return slot
-                Racing.raced = True
-                self.pop(key)
-                return slot
-
-        wheel = system.wheel
-        wheel._slots = Racing()
-        first, second = TrioFuture(), TrioFuture()
-        wheel.add(first, 5)
-        wheel.add(second, 5)
-        assert Racing.raced
-        await trio.sleep(6)
+        ref = system.start(Stuck)
         with pytest.raises(AskTimeoutError):
-            await second
+            await ref.ask("first", timeout=1)
+        with pytest.raises(AskTimeoutError):
+            await raced[0]
+        assert 3 <= trio.current_time() <= 3 + 1 / 16
+        ref.kill()
 
 
 async def test_sender_cancelled_as_it_is_woken_hands_the_wake_on():
