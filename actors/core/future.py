@@ -239,10 +239,16 @@ class TrioFuture(Target, pykka.Future[T]):
                 if self._get_hook_result is self._no_result:
                     self._get_hook_result = hook(timeout)
             return cast("T", self._get_hook_result)
-        if self._outcome is None:
+        outcome: Any = self._outcome
+        if outcome is None:
             self._block(timeout)
-        assert self._outcome is not None
-        return cast("T", open_outcome(self._outcome))
+            outcome = self._outcome
+        # As `open_outcome`, without the call.
+        value: T
+        value, error, traceback = outcome
+        if error is not None:
+            raise error.with_traceback(traceback)
+        return value
 
     def _block(self, timeout: float | None) -> None:
         if in_trio_run():

@@ -124,8 +124,9 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
                         cell.inflight = None
                         _take_pill(cell, target)
                         return STOPPED
-                    if target._chain:
-                        STANCE.set(((*target._chain, cell.key), cell.role))
+                    names = target._chain
+                    if names:
+                        STANCE.set(((*names, cell.key), cell.role))
                     try:
                         result = (
                             _special(cell, actor, message)
@@ -154,7 +155,7 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
                                     cell.late += 1
                         elif target not in owed and cell.inflight is envelope:
                             _answer(cell, target, None, _not_later(cell))
-                    if target._chain:
+                    if names:
                         STANCE.set(cell.base)
                 look += 1
                 if look == _LOOK_EVERY:
