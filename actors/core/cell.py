@@ -39,6 +39,7 @@ from .errors import ActorKilledError
 from .future import Target, TrioFuture, Unasked
 from .mailbox import HALT, KILL, STOP_NOW, Mailbox
 from .ref import TrioActorRef
+from .reporting import log_error
 from .serving import serve, serve_owed
 from .settling import CRASHED, HALTED, Exit, abandon, bury, bury_owed, cancels, settle_exit
 from .tasks import end_tasks
@@ -385,17 +386,17 @@ class Cell:
         info = (type(error), error, error.__traceback__)
         killed = isinstance(error, ActorKilledError)
         if not killed:
-            logger.error("unhandled exception in %s", self, exc_info=info)
+            log_error(logger, "unhandled exception in %s", self, error)
         if self.system.on_event is not None:
             self.system.emit("crashed", self.key, self.incarnation, error)
         if actor is None:
             return
         try:
-            with trio.move_on_after(self.shutdown_s):
-                # Pykka's rule: what is no Exception stops the actor, it does not fail it.
-                fails = isinstance(error, Exception | BaseExceptionGroup)
-                result: Any = actor.on_failure(*info) if fails else actor.on_stop()
-                if result.__class__ is CoroutineType:
+            # Pykka's rule: what is no Exception stops the actor, it does not fail it.
+            fails = isinstance(error, (Exception, BaseExceptionGroup))
+            result: Any = actor.on_failure(*info) if fails else actor.on_stop()
+            if result.__class__ is CoroutineType:
+                with trio.move_on_after(self.shutdown_s):
                     await result
         except Exception:
             logger.exception(

@@ -1,0 +1,33 @@
+"""Logging what went wrong with an actor, where anybody listens.
+
+A record costs a fifth of a restart, whether or not a handler takes it: the caller is searched for,
+and some twenty attributes are set. So it is made only where some handler could see it.
+
+No thread of its own; every function here may be called on any thread.
+"""
+
+from __future__ import annotations
+
+import logging
+
+
+def heard(logger: logging.Logger) -> bool:
+    """Whether an error that is logged could reach anybody: a handler, or a filter on the way."""
+    at: logging.Logger | None = logger
+    while at is not None:
+        if at.filters:
+            return True
+        for handler in at.handlers:
+            if handler.__class__ is not logging.NullHandler:
+                return True
+        if not at.propagate:
+            return False
+        at = at.parent
+    return False
+
+
+def log_error(logger: logging.Logger, text: str, subject: object, error: BaseException) -> None:
+    """Log an error with its traceback, under the subject's name in the text."""
+    if heard(logger):
+        info = (type(error), error, error.__traceback__)
+        logger.error(text, subject, exc_info=info, stacklevel=2)
