@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import pykka
 
 from .asks import STANCE, check_ring, check_table
-from .cell import BIRTH, Cell
+from .cell import BIRTHS, Cell
 from .envelope import ANSWER, TIMER, Answer, Ended, Reminder
 from .errors import ActorDeadError, AskCycleError, MailboxFullError
 from .future import Outcome, Target, TrioFuture
@@ -30,6 +30,7 @@ from .tasks import start_task
 if TYPE_CHECKING:
     import trio
 
+    from .system import ActorSystem
     from .wheel import Timer
 
 logger = logging.getLogger("abeyance.core")
@@ -158,7 +159,7 @@ class TrioActor(pykka.Actor):
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
         actor = super().__new__(cls)
-        cell = BIRTH.get(None)
+        cell = BIRTHS.get(get_ident())
         if cell is None or cell.actor_class is not cls:
             raise RuntimeError(
                 f"{cls.__name__} is made by starting it: system.start(), {cls.__name__}.start() "
@@ -186,9 +187,7 @@ class TrioActor(pykka.Actor):
         Raises:
             RuntimeError: There is no such system, or more than one.
         """
-        from .hosted import find_system
-
-        return find_system().start_registered(cls, args, kwargs)
+        return _find_system().start_registered(cls, args, kwargs)
 
     @staticmethod
     def _create_actor_inbox() -> Any:
@@ -429,3 +428,12 @@ class TrioActor(pykka.Actor):
         Not a checkpoint. Ends with this incarnation.
         """
         ref._cell.watch(self._cell)
+
+
+def _find_system() -> ActorSystem:
+    """Be `hosted.find_system` from the first call on: that module stands above this one."""
+    global _find_system
+    from .hosted import find_system
+
+    _find_system = find_system
+    return find_system()

@@ -24,8 +24,8 @@ import itertools
 import logging
 import uuid
 from collections.abc import Callable
-from contextvars import ContextVar
 from dataclasses import dataclass
+from threading import get_ident
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -56,8 +56,9 @@ _serials = itertools.count(1)
 KILLED_S: Final = 1.0
 """How long a killed incarnation is waited for, at least. `on_failure` has the shutdown time."""
 
-BIRTH: Final[ContextVar[Cell]] = ContextVar("abeyance_birth")
-"""The cell an instance is being made for: pykka's constructor leaves no room for an argument."""
+BIRTHS: Final[dict[int, Cell]] = {}
+"""From a thread to the cell it makes an instance for: pykka's constructor leaves no room for an
+argument. Not a context variable: a set of one copies a tree, and constructors never suspend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,11 +225,16 @@ class Cell:
         args = self._args
         if callable(args):
             args = args(self.supervisor.refs)
-        token = BIRTH.set(self)
+        thread = get_ident()
+        outer = BIRTHS.get(thread)  # Whose constructor starts this one.
+        BIRTHS[thread] = self
         try:
             actor = self.actor_class(*args, **(self._kwargs or {}))
         finally:
-            BIRTH.reset(token)
+            if outer is None:
+                del BIRTHS[thread]
+            else:
+                BIRTHS[thread] = outer
         self.actor = actor
         self.fresh = True
         return actor
