@@ -21,6 +21,8 @@ from abeyance.actors.core import (
     TrioActor,
 )
 
+from . import stress
+
 THREADS = 6
 
 
@@ -34,6 +36,16 @@ class Counts(TrioActor):
             await trio.lowlevel.checkpoint()
         self.kept[message] += 1
         return message
+
+
+def test_every_message_ends_once_while_threads_tell_ask_stop_kill_and_crash(seed):
+    """The bounded form of `./dev stress`."""
+    result = stress.run(120_000, threads=THREADS, seed=seed, within_s=5.0)
+    print(result)
+    assert result.problems == []
+    assert result.accepted == result.handled + result.dead_letters + result.quarantined
+    assert min(result.kills, result.stops, result.quarantined, result.dead_letters) > 0
+    assert result.asks["answered"] > 0
 
 
 @pytest.mark.parametrize("max_deliveries", [1, 3])

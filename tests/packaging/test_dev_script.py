@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,28 @@ def test_named_interpreter_that_cannot_serve_is_refused_with_what_to_do(tmp_path
     done = run("./dev", "test", cwd=ROOT, PYTHON=str(old), ABEYANCE_VENV=str(tmp_path / "venv"))
     assert done.returncode == 2
     assert "is not a Python 3.11 or newer with its venv module" in done.stdout
+
+
+def test_interpreter_that_is_named_makes_an_environment_of_another_one_anew(tmp_path: Path) -> None:
+    other = tmp_path / "other-python"
+    other.write_text(
+        f"""#!/bin/sh
+case "$*" in
+*"-m venv"*) echo "makes $4" >&2; exit 7 ;;
+*sys.base_prefix*) echo "another version" ;;
+*) exec '{sys.executable}' "$@" ;;
+esac
+"""
+    )
+    other.chmod(0o755)
+    venv = tmp_path / "venv"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin" / "python").symlink_to(sys.executable)
+    (venv / ".abeyance-set-up").write_text("set up")
+    done = run("./dev", "test", cwd=ROOT, PYTHON=str(other), ABEYANCE_VENV=str(venv))
+    assert done.returncode == 7
+    assert f"making {venv} with {other}" in done.stdout
+    assert f"makes {venv}" in done.stdout
 
 
 @pytest.mark.parametrize("where", ["/", "/tmp"])
