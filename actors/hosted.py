@@ -27,7 +27,7 @@ from .domain.spec import AgentSpec
 from .domain.transcript import TranscriptMessage
 from .domain.wait_book import ProviderWait
 from .handle import AgentHandle
-from .opening import open_runtime
+from .opening import StoreFaults, open_runtime
 from .runtime import Runtime
 from .status import RuntimeStatus
 
@@ -41,6 +41,8 @@ class HostedRuntime:
         directory: The state directory, as for `open_runtime`.
         clock: The wall clock; the machine's by default.
         control: Whether to serve the control socket.
+        faults: What a test makes go wrong (`abeyance.actors.testing.Faults`).
+        trio_clock: What measures durations in place of the machine's clock, for tests.
     """
 
     def __init__(
@@ -49,7 +51,11 @@ class HostedRuntime:
         *,
         clock: Clock | None = None,
         control: bool = True,
+        faults: StoreFaults | None = None,
+        trio_clock: trio.abc.Clock | None = None,
     ) -> None:
+        self._faults = faults
+        self._trio_clock = trio_clock
         self._directory = directory
         self._clock = clock if clock is not None else SystemClock()
         self._control = control
@@ -88,6 +94,8 @@ class HostedRuntime:
             asks=AskTable(ASKS),
             clock=self._clock,
             ask_timeout_s=None,
+            faults=self._faults,
+            trio_clock=self._trio_clock,
         )
         with self._lock:
             if self._host is not None:
@@ -129,7 +137,11 @@ class HostedRuntime:
         self._stop = trio.Event()
         try:
             async with open_runtime(
-                self._directory, clock=self._clock, control=self._control, system=host.system
+                self._directory,
+                clock=self._clock,
+                control=self._control,
+                system=host.system,
+                faults=self._faults,
             ) as runtime:
                 self._opened.set(runtime)
                 await self._stop.wait()

@@ -11,6 +11,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Protocol
 
 import trio
 
@@ -19,10 +20,18 @@ from abeyance.storage.ownership import Ownership
 
 from .core import ActorSystem, AskTable
 from .core.clock import Clock, SystemClock
+from .core.ports import FaultHooks
 from .domain.asks import ASKS
 from .domain.errors import InvalidSpecError
 from .ops.control import serve_control
 from .runtime import Runtime
+
+
+class StoreFaults(FaultHooks, Protocol):
+    """What a test kit puts into a runtime: faults of its system, and of its commits."""
+
+    def store(self, store: LmdbStore) -> LmdbStore:
+        """Return what stands in for the store where the runtime reads and writes it."""
 
 
 @asynccontextmanager
@@ -32,6 +41,7 @@ async def open_runtime(
     clock: Clock | None = None,
     control: bool = True,
     system: ActorSystem | None = None,
+    faults: StoreFaults | None = None,
 ) -> AsyncIterator[Runtime]:
     """Open a runtime on a state directory; it is created, mode 0700, where it is not there.
 
@@ -44,8 +54,11 @@ async def open_runtime(
         control: Whether to serve the control socket for the command line.
         system: A running system to live in; by default the runtime makes its own. Its asks must
             have no deadline of their own (`ask_timeout_s=None`).
+        faults: What a test makes go wrong (`abeyance.actors.testing.Faults`); a `system` that is
+            handed in must have the same.
     Raises:
-        InvalidSpecError: The system's asks have a deadline; nothing was opened.
+        InvalidSpecError: The system's asks have a deadline, or it has other faults; nothing was
+            opened.
         StorageError: The directory is not a store that can be opened here; each kind says why and
             what to do. Nothing was changed.
         StoreLostError: The writer died for good while the runtime was open; raised at the end.
@@ -55,6 +68,8 @@ async def open_runtime(
             "system.ask_timeout_s",
             "must be None: what was handed over always gets an outcome",
         )
+    if system is not None and system.faults is not faults:
+        raise InvalidSpecError("system.faults", "must be the faults that open_runtime gets")
     wall = clock if clock is not None else SystemClock()
     # Absolute, so that a later chdir moves nothing and a status says where it is.
     path = Path(directory).absolute()  # noqa: ASYNC240 - asks for the working directory only.
@@ -63,8 +78,9 @@ async def open_runtime(
         ownership = Ownership(store, store.directory, host=socket.gethostname(), pid=os.getpid())
         try:
             ownership.forget_dead()
-            runs = system if system is not None else _new_system(wall)
-            runtime = Runtime(path, store, ownership, runs, wall)
+            runs = system if system is not None else _new_system(wall, faults)
+            written = store if faults is None else faults.store(store)
+            runtime = Runtime(path, written, ownership, runs, wall)
             async with _open(runtime, control=control, enter=system is None):
                 yield runtime
         finally:
@@ -73,10 +89,10 @@ async def open_runtime(
         store.close()
 
 
-def _new_system(clock: Clock) -> ActorSystem:
+def _new_system(clock: Clock, faults: StoreFaults | None) -> ActorSystem:
     # Asks have no deadline of their own: what is asked here ends in a commit, and a commit always
     # gets an outcome.
-    return ActorSystem(asks=AskTable(ASKS), clock=clock, ask_timeout_s=None)
+    return ActorSystem(asks=AskTable(ASKS), clock=clock, ask_timeout_s=None, faults=faults)
 
 
 @asynccontextmanager

@@ -83,7 +83,7 @@ FAMILIES = (
         "Supervision",
         "the child ended; siblings were stopped in order",
         "the parent",
-        "ActorCrashError ActorKilledError ChildStartError IntensityExceededError LongAwaitError",
+        "ActorCrashError InjectedCrashError ActorKilledError ChildStartError IntensityExceededError LongAwaitError",
     ),
     _family(
         "Provider",

@@ -170,9 +170,11 @@ class Cell:
         self.role = actor_class.role
         self.base: Stance = ((self.key,), self.role)
         self.shutdown_s = shutdown_s
-        self.box = Mailbox(
-            self, actor_class.mailbox_capacity, actor_class.overflow, system.ident, system.token
-        )
+        bound, overflow = actor_class.mailbox_capacity, actor_class.overflow
+        if system.faults is None:
+            self.box = Mailbox(self, bound, overflow, system.ident, system.token)
+        else:
+            self.box = system.faults.mailbox(self, bound, overflow)
         self.ref: TrioActorRef[Any] = TrioActorRef._of(self)
         self.kept = actor_class.make_kept()
         # Strong: pykka's ref holds the instance weakly, and nothing else does.
@@ -307,19 +309,21 @@ class Cell:
                 actor = self.actor if self.fresh and self.actor is not None else self.make()
                 self.fresh = False
                 self.state = "running"
-                result: Any = actor.on_start()
+                faults = self.system.faults
+                served: Any = actor if faults is None else faults.handlers(self, actor)
+                result: Any = served.on_start()
                 if result.__class__ is CoroutineType:
                     await result
                 self.settle_started(None)
                 self._announce()
                 while how is None:
                     try:
-                        how = await serve(self, actor)
+                        how = await serve(self, served)
                     except Exception as exc:
                         if not resumes(self, exc):
                             raise
                         await trio.lowlevel.checkpoint()  # A queue of failures must not hold all.
-                await self._leave(actor, how)
+                await self._leave(served, how)
                 left = True
         except Exception as exc:  # noqa: BLE001 - it is the incarnation's end, and handed on.
             error = exc

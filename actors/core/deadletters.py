@@ -45,8 +45,9 @@ class DeadLetter:
     Attributes:
         actor: Whose mailbox it was in.
         message: What was sent.
-        reason: `stopped`, `overflow`, `expired`, `outcome_unknown`, `system_ended`, or
-            `fact_undelivered` for an answer that was a fact and found no actor.
+        reason: `stopped`, `overflow`, `expired`, `outcome_unknown`, `system_ended`,
+            `fact_undelivered` for an answer that was a fact and found no actor, or `fault` where
+            a test's fault dropped it.
         at_ms: When, in epoch milliseconds.
         id: Its number among the dead letters.
         origin: Which entry its message was replayed from, if it was.

@@ -39,6 +39,7 @@ class HostedSystem:
         stop_all_on_base_exception: Pykka's rule: an exception that is no Exception, raised by a
             handler, stops all actors. Otherwise it ends the run and is raised by `close`.
         shutdown_s: The deadline of the shutdown when the block is left.
+        trio_clock: What measures durations in place of the machine's clock, for tests.
         options: As for `ActorSystem`.
     """
 
@@ -48,12 +49,14 @@ class HostedSystem:
         thread_name: str = "abeyance-loop",
         stop_all_on_base_exception: bool = False,
         shutdown_s: float = 30.0,
+        trio_clock: trio.abc.Clock | None = None,
         **options: Any,
     ) -> None:
         self.system = ActorSystem(**options)
         self.system.stop_all_on_base_exception = stop_all_on_base_exception
         self.report: ShutdownReport | None = None
         self._shutdown_s = shutdown_s
+        self._trio_clock = trio_clock
         self._stop: trio.Event | None = None
         self._ready: TrioFuture[None] = TrioFuture()
         self._error: BaseException | None = None
@@ -110,7 +113,7 @@ class HostedSystem:
 
     def _main(self) -> None:
         try:
-            trio.run(self._run)
+            trio.run(self._run, clock=self._trio_clock)
         except BaseException as exc:  # noqa: BLE001 - raised by close(), in the host's thread.
             self._error = exc
             if not self._ready.settled:
@@ -164,9 +167,12 @@ class HostedSystem:
         Raises:
             ActorDeadError: The system has ended; nothing was run.
         """
+        system = self.system
+        if system.faults is not None and threading.get_ident() != system.ident:
+            system.faults.bridge(system, None, afn)
         future: TrioFuture[T] = TrioFuture()
         try:
-            self.system.token.run_sync_soon(self._start_call, future, afn, args)
+            system.token.run_sync_soon(self._start_call, future, afn, args)
         except (trio.RunFinishedError, AttributeError) as exc:
             raise self._ended() from exc
         return future
@@ -175,6 +181,7 @@ class HostedSystem:
         if self.system.closing:
             future._fail(self._ended())
             return
+        self.system.open_calls += 1
         self.system.nursery.start_soon(self._call, future, afn, args)
 
     async def _call(self, future: TrioFuture[T], afn: Any, args: tuple[Any, ...]) -> None:
@@ -187,6 +194,8 @@ class HostedSystem:
             raise
         else:
             future._answer(value)
+        finally:
+            self.system.open_calls -= 1
 
     def _ended(self) -> ActorDeadError:
         return ActorDeadError(

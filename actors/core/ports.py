@@ -11,10 +11,15 @@ What a port does not supply is kept for the life of the system: dead letters and
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .deadletters import DeadLetter, Quarantined
 from .envelope import Reminder
+
+if TYPE_CHECKING:
+    from .cell import Cell
+    from .mailbox import Mailbox
+    from .system import ActorSystem
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +102,29 @@ class Reminders(Protocol):
 
     def started(self, actor: str, /) -> None:
         """An incarnation of a named actor runs."""
+
+
+class FaultHooks(Protocol):
+    """What a test kit puts into a system to make things go wrong at named points.
+
+    A system without them pays for none of this: each is looked at where a cell, an incarnation or
+    a host thread's call begins, never where a message is sent or taken.
+    """
+
+    def attach(self, system: ActorSystem) -> None:
+        """Learn of a system that starts. On its loop thread."""
+
+    def mailbox(self, cell: Cell, capacity: int, overflow: str) -> Mailbox:
+        """Make the mailbox of a new cell. On the thread that starts the actor."""
+
+    def handlers(self, cell: Cell, actor: Any) -> Any:
+        """Return what is called in the actor's place in one incarnation. On the loop thread.
+
+        It has the actor's hooks and handlers, and its `on_receive` takes proxy calls as well.
+        """
+
+    def bridge(self, system: ActorSystem, cell: Cell | None, message: object) -> None:
+        """Called on a host thread before it hands a call over to the loop.
+
+        May block that thread. What it raises, the host gets, and nothing was handed over.
+        """

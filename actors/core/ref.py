@@ -250,6 +250,8 @@ class TrioActorRef(pykka.ActorRef[A]):
         if block is False:
             return False
         if get_ident() != cell.box.ident and not in_trio_run():
+            if cell.system.faults is not None:
+                cell.system.faults.bridge(cell.system, cell, message)
             return True
         if block:
             raise WouldDeadlockError(

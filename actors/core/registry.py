@@ -11,6 +11,7 @@ Any thread.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from .errors import NameTakenError
@@ -45,3 +46,7 @@ class Names:
     def find(self, name: str) -> Cell | None:
         """Return the live cell of that name."""
         return self._cells.get(name)
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of the living."""
+        return iter(tuple(self._cells))

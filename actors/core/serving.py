@@ -49,7 +49,7 @@ BATCH_S: Final = 0.001
 """How long a batch may hold the loop before other tasks run."""
 
 _LOOK_EVERY: Final = 8  # Messages between two looks at the time: a look costs a tenth of a message.
-_SPECIAL: Final = frozenset({StopPill, ProxyCall, ProxyGetAttr, ProxySetAttr, Replayed})
+SPECIAL: Final = frozenset({StopPill, ProxyCall, ProxyGetAttr, ProxySetAttr, Replayed})
 
 
 async def serve(cell: Cell, actor: TrioActor) -> str:
@@ -64,7 +64,8 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
     clock = time.perf_counter
     crash_on_ask = actor.crash_on_ask_error
     watched = cell.system.debug and cell.role is not None
-    special = _SPECIAL
+    # With faults installed, what stands in for the actor takes proxy calls too.
+    special: frozenset[type] = SPECIAL if cell.system.faults is None else frozenset()
     task = current_task()
     abort = box.abort
     # The incarnation before may have left something in the lanes.
@@ -98,7 +99,7 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
                 cell.inflight = envelope
                 if target is None:
                     result = (
-                        _special(cell, actor, message)
+                        proxied(actor, message)
                         if message.__class__ in special
                         else receive(message)
                     )
@@ -129,7 +130,7 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
                         STANCE.set(((*names, cell.key), cell.role))
                     try:
                         result = (
-                            _special(cell, actor, message)
+                            proxied(actor, message)
                             if message.__class__ in special
                             else receive(message)
                         )
@@ -207,7 +208,8 @@ def _forget_owed(cell: Cell) -> None:
         inflight[1]._answer(None)
 
 
-def _special(cell: Cell, actor: TrioActor, message: Any) -> Any:
+def proxied(actor: TrioActor, message: Any) -> Any:
+    """Do what a proxy of the actor asked for, or handle what was sent again."""
     kind = message.__class__
     if kind is ProxyCall:
         return _attribute(actor, message.attr_path)(*message.args, **message.kwargs)
@@ -220,9 +222,7 @@ def _special(cell: Cell, actor: TrioActor, message: Any) -> Any:
         inner = message.message
         if inner.__class__ is Answer:
             return actor.on_answer(inner)
-        return (
-            _special(cell, actor, inner) if inner.__class__ in _SPECIAL else actor.on_receive(inner)
-        )
+        return proxied(actor, inner) if inner.__class__ in SPECIAL else actor.on_receive(inner)
     raise TypeError("a stop pill is always an ask")
 
 

@@ -34,6 +34,7 @@ from .ports import (
     DeliveryCounts,
     Event,
     EventSink,
+    FaultHooks,
     QuarantineSink,
     Reminders,
 )
@@ -151,6 +152,7 @@ class ActorSystem:
         on_event: Where events go.
         directives: What the root does about errors that supervisors under it escalate with:
             restarts the supervisor where none matches.
+        faults: What a test makes go wrong (`abeyance.actors.testing.Faults`).
     """
 
     def __init__(
@@ -166,6 +168,7 @@ class ActorSystem:
         on_quarantine: QuarantineSink | None = None,
         on_event: EventSink | None = None,
         directives: Directives = (),
+        faults: FaultHooks | None = None,
     ) -> None:
         check_directives(directives)
         self._directives = directives
@@ -184,6 +187,8 @@ class ActorSystem:
         self.deliveries: DeliveryCounts | None = None
         self.reminders: Reminders = MemoryReminders(self)
         self.on_event = on_event
+        self.faults = faults
+        self.open_calls = 0  # Of host threads, by HostedSystem.run. On the loop thread.
         self.stop_all_on_base_exception = False
         self.lock = threading.Lock()
         self.names = Names()
@@ -225,6 +230,8 @@ class ActorSystem:
         self.root = Supervisor(self, SupervisorSpec("root", directives=self._directives), None)
         self.user = Supervisor(self, SupervisorSpec("user"), self.root)
         self.root._children["user"] = self.user
+        if self.faults is not None:
+            self.faults.attach(self)
         return self
 
     async def _run_wheel(self) -> None:

@@ -1,6 +1,13 @@
-"""The public kit for hosts that test their agents: a scripted provider, a simulator, a clock."""
+"""The public kit for hosts that test their agents: providers, faults, probes and clocks.
+
+docs/testing.md shows how to use it.
+"""
 
 from .clock import WallClock
+from .faults import POINTS, Faults, InjectedCrashError
+from .host_clock import HostClock
+from .probe import Probe
+from .schedule import Action, Fired
 from .scripted import (
     Gate,
     ScriptedProvider,
@@ -11,6 +18,7 @@ from .scripted import (
     reply,
     stall,
 )
+from .settled import settled, wait_settled
 from .simulator import (
     Answer,
     LogEntry,
@@ -22,9 +30,16 @@ from .simulator import (
 )
 
 __all__ = [
+    "POINTS",
+    "Action",
     "Answer",
+    "Faults",
+    "Fired",
     "Gate",
+    "HostClock",
+    "InjectedCrashError",
     "LogEntry",
+    "Probe",
     "ProviderSimulator",
     "Rule",
     "ScriptEndedError",
@@ -37,5 +52,7 @@ __all__ = [
     "fail",
     "raise_",
     "reply",
+    "settled",
     "stall",
+    "wait_settled",
 ]

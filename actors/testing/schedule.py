@@ -1,0 +1,97 @@
+"""The schedule of faults as text: a line each, which says where, at which hit, and what was done.
+
+Errors are written by class and text, and made again from both; one that cannot be is an
+`InjectedCrashError` of the same text.
+"""
+
+from __future__ import annotations
+
+import importlib
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What is done at a point.
+
+    Attributes:
+        kind: `crash`, `kill`, `delay`, `drop`, `duplicate`, `exit` or `refuse`.
+        value: The error, the seconds, or the exit code.
+    """
+
+    kind: str
+    value: Any = None
+
+    @property
+    def words(self) -> list[str]:
+        """It as words of a schedule's line."""
+        value = self.value
+        if isinstance(value, BaseException):
+            kind = type(value)
+            return [self.kind, f"{kind.__module__}:{kind.__qualname__}", str(value)]
+        return [self.kind] if value is None else [self.kind, str(value)]
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """A fault that was done.
+
+    Attributes:
+        point: Where.
+        actor: At whom; `host` for a call that is no ask, `journal` for a commit.
+        hit: At which hit of that point by that actor, from 1.
+        action: What.
+    """
+
+    point: str
+    actor: str
+    hit: int
+    action: Action
+
+    def __str__(self) -> str:
+        return shlex.join([self.point, self.actor, str(self.hit), *self.action.words])
+
+
+def read_schedule(text: str) -> Iterator[tuple[str, str, int, list[str]]]:
+    """Read point, actor, hit and the action's words of each line; comments are skipped."""
+    for line in text.splitlines():
+        stripped = line.strip()
+        if not stripped or stripped.startswith("#"):
+            continue
+        words = shlex.split(stripped)
+        if len(words) < 4 or not words[2].isdecimal():
+            raise ValueError(f"a line of a schedule is: point actor hit action; not {line!r}")
+        yield words[0], words[1], int(words[2]), words[3:]
+
+
+def action_of(words: list[str], default: type[BaseException]) -> Action:
+    """Make an action of the words that `Action.words` gave.
+
+    Args:
+        words: The action and what it takes.
+        default: The class of an error whose own cannot be made of a text.
+    Raises:
+        ValueError: They are no action.
+    """
+    kind, *rest = words
+    takes = {"crash": 2, "refuse": 2, "delay": 1, "exit": 1, "kill": 0, "drop": 0, "duplicate": 0}
+    if takes.get(kind) != len(rest):
+        raise ValueError(f"no fault is {shlex.join(words)!r}")
+    if kind in ("crash", "refuse"):
+        return Action(kind, _error(rest[0], rest[1], default))
+    if kind == "delay":
+        return Action(kind, float(rest[0]))
+    return Action(kind, int(rest[0])) if rest else Action(kind)
+
+
+def _error(path: str, text: str, default: type[BaseException]) -> BaseException:
+    module, _, name = path.partition(":")
+    try:
+        kind = getattr(importlib.import_module(module), name)
+        error = kind(text)
+    except (ImportError, AttributeError, TypeError, ValueError):
+        return default(text)
+    return error if isinstance(error, BaseException) else default(text)
