@@ -28,53 +28,29 @@ from .errors import (
     UnknownEntryError,
     WouldDeadlockError,
 )
-from .events import (
-    ActorCrashed,
-    ActorEvent,
-    ActorRestarted,
-    ActorResumed,
-    ActorStarted,
-    ActorStopped,
-    Event,
-    EventsDropped,
-    GroupEscalated,
-    GroupEvent,
-    GroupParked,
-    GroupShutDown,
-    GroupUnparked,
-    MailboxHigh,
-    MailboxLow,
-    Subscription,
-)
 from .future import TrioFuture
 from .hosted import HostedSystem
 from .ports import (
     DeadLetterSink,
     DeliveryCounts,
+    Event,
     EventSink,
     QuarantineSink,
     Reminders,
 )
 from .ref import TrioActorRef
-from .specs import Backoff, ChildSpec, Failure, SupervisorSpec, SupervisorStatistics
+from .specs import Backoff, ChildSpec, SupervisorSpec, SupervisorStatistics
 from .supervisor import Supervisor
 from .system import ActorSystem, PhaseReport, ShutdownReport, SystemStatistics
-from .tree import TreeNode, format_tree
 from .wheel import Timer
 
 __all__ = [
     "LATER",
     "AbeyanceError",
     "ActorCrashError",
-    "ActorCrashed",
     "ActorDeadError",
-    "ActorEvent",
     "ActorKilledError",
-    "ActorRestarted",
-    "ActorResumed",
-    "ActorStarted",
     "ActorStatistics",
-    "ActorStopped",
     "ActorSystem",
     "Answer",
     "AskCycleError",
@@ -91,21 +67,12 @@ __all__ = [
     "Ended",
     "Event",
     "EventSink",
-    "EventsDropped",
-    "Failure",
     "FutureSettledError",
-    "GroupEscalated",
-    "GroupEvent",
-    "GroupParked",
-    "GroupShutDown",
-    "GroupUnparked",
     "HostedSystem",
     "IntensityExceededError",
     "LongAwaitError",
     "MailboxClosedError",
     "MailboxFullError",
-    "MailboxHigh",
-    "MailboxLow",
     "MessageNotKeptError",
     "NameTakenError",
     "Origin",
@@ -118,14 +85,12 @@ __all__ = [
     "ReplaysExceededError",
     "Reply",
     "ShutdownReport",
-    "Subscription",
     "Supervisor",
     "SupervisorSpec",
     "SupervisorStatistics",
     "SystemClock",
     "SystemStatistics",
     "Timer",
-    "TreeNode",
     "TrioActor",
     "TrioActorRef",
     "TrioFuture",
@@ -133,7 +98,6 @@ __all__ = [
     "UnknownEntryError",
     "WouldDeadlockError",
     "chain",
-    "format_tree",
     "in_chain",
     "in_role",
 ]

@@ -166,6 +166,8 @@ class TrioActor(pykka.Actor):
                 "or a child spec"
             )
         actor._cell = cell
+        # A proxy to itself that the constructor makes looks at the instance.
+        cell.actor = actor
         return actor
 
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
@@ -222,7 +224,7 @@ class TrioActor(pykka.Actor):
         return self._cell.ref.actor_stopped
 
     def __str__(self) -> str:
-        return f"{type(self).__name__} ({self._cell.key})"
+        return str(self._cell.ref)
 
     # -- what it knows of itself
 
@@ -257,7 +259,7 @@ class TrioActor(pykka.Actor):
 
     def on_receive(self, message: Any) -> Any:
         """Handle a message; what is returned is the reply to an ask. May be async."""
-        logger.warning("unexpected message received by %s: %r", self, message)
+        logger.warning("Unexpected message received by %s: %r", self, message)
 
     def on_answer(self, answer: Answer) -> Any:
         """Handle what an ask or pipe of this actor came to. May be async."""

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 from .asks import STANCE
 from .errors import DeliveriesSpentError
-from .events import ActorResumed
 from .settling import settle_resumed
 from .specs import DIRECTIVES, Directive, Directives
 
@@ -60,6 +59,6 @@ def resumes(cell: Cell, error: Exception) -> bool:
     settle_resumed(cell, error)
     # An ask's chain is its handler's alone.
     STANCE.set(cell.base)
-    logger.error("unhandled exception in %s, which goes on", cell, exc_info=error)
-    cell.system.emit(ActorResumed, subject=cell.key, incarnation=cell.incarnation, error=error)
+    logger.error("Unhandled exception in %s, which goes on:", cell.ref, exc_info=error)
+    cell.system.emit("resumed", cell.key, cell.incarnation, error)
     return True

@@ -106,7 +106,7 @@ class TrioActorRef(pykka.ActorRef[A]):
         return f"<TrioActorRef for {self}>"
 
     def __str__(self) -> str:
-        return f"{self._cell.actor_class.__name__} ({self._cell.key})"
+        return f"{self._cell.actor_class.__name__} ({self._cell.key}, {self._cell.urn})"
 
     def is_alive(self) -> bool:
         """Whether it is neither stopping for good nor ended. Parked and restarting are alive."""

@@ -26,6 +26,14 @@ def heard(logger: logging.Logger) -> bool:
     return False
 
 
+def log_returned(logger: logging.Logger, subject: object, error: BaseException) -> None:
+    """Log an error that answers an ask: if nobody looks at the answer, it is the only trace."""
+    if logger.isEnabledFor(logging.INFO) and heard(logger):
+        info = (type(error), error, error.__traceback__)
+        text = "Exception returned from %s to caller:"
+        logger.info(text, subject, exc_info=info, stacklevel=2)
+
+
 def log_error(logger: logging.Logger, text: str, subject: object, error: BaseException) -> None:
     """Log an error with its traceback, under the subject's name in the text."""
     if heard(logger):

@@ -14,6 +14,7 @@ Runs in the cell's task.
 
 from __future__ import annotations
 
+import logging
 import time
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final
@@ -37,13 +38,16 @@ from .envelope import (
 )
 from .errors import ActorCrashError
 from .future import Target
-from .mailbox import HALT, KILL, NEVER, STOP_NOW
+from .mailbox import HALT, KILL, STOP_NOW
+from .reporting import log_returned
 from .settling import HALTED, STOPPED, STOPPED_NOW, bury_one
 from .watchdog import one_checkpoint
 
 if TYPE_CHECKING:
     from .actor import TrioActor
     from .cell import Cell
+
+logger = logging.getLogger("abeyance.core")
 
 BATCH_S: Final = 0.001
 """How long a batch may hold the loop before other tasks run."""
@@ -61,9 +65,7 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
     user = box.user
     owed = cell.owed
     receive: Any = counted(cell, actor.on_receive)
-    clock = cell.system.stopwatch
-    never = NEVER
-    high = box.high
+    clock = time.perf_counter
     crash_on_ask = actor.crash_on_ask_error
     watched = cell.system.debug and cell.role is not None
     # With faults installed, what stands in for the actor takes proxy calls too.
@@ -72,19 +74,11 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
     abort = box.abort
     # The incarnation before may have left something in the lanes.
     box.urgent = bool(box.control or box.internal)
-    # What the lane held at `mark` is taken when `ahead` more messages are: the rest came after it.
-    # Not every message is counted, so that `since` may lag, and never leads.
-    mark = clock()
-    ahead = len(user)
     while True:
         source = box.returned or user
         handled = 0
         look = 0
-        began = box.looked = clock()
-        until = began + BATCH_S
-        if box.since is never:
-            box.since = mark = began
-            ahead = len(user)
+        until = clock() + BATCH_S
         try:
             while True:
                 if box.urgent:
@@ -155,6 +149,7 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
                     except Exception as exc:
                         if crash_on_ask:
                             raise
+                        log_returned(logger, cell.ref, exc)
                         _answer(cell, target, None, exc)
                     else:
                         if result is not LATER:
@@ -173,13 +168,7 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
                     look = 0
                     if box.waiting:
                         box.give_room()
-                    now = box.looked = clock()
-                    ahead -= _LOOK_EVERY
-                    if ahead <= 0:
-                        box.since = mark
-                        mark = now
-                        ahead = len(user)
-                    if now > until:
+                    if clock() > until:
                         break
         finally:
             cell.handled += handled
@@ -188,16 +177,11 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
             box.give_room()
         if cell.idle is not None and not user and not box.urgent:
             cell.settle_idle()
-        if box.is_high or (user and len(user) >= high):
-            box.look_at_level()
         if box.spin:
             # A host thread feeds it. Waking costs that thread more than the message, so the loop
             # goes round until a batch was empty.
             box.spin = took
             if took:
-                if look:  # It ended on an empty lane, not by its time.
-                    box.since = mark = began
-                    ahead = 0
                 await checkpoint()
                 continue
         box.attention = True
@@ -205,7 +189,6 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
             box.attention = False
             await checkpoint()
         else:
-            box.since = never
             box.parked = task
             await wait_task_rescheduled(abort)
 

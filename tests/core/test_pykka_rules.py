@@ -201,7 +201,7 @@ def test_unexpected_message_is_logged_and_answered_with_none(hosted, caplog):
         pass
 
     assert Plain.start().ask("odd") is None
-    assert "unexpected message" in caplog.text
+    assert "Unexpected message" in caplog.text
 
 
 def test_ask_blocks_by_default_and_gives_a_future_with_block_false(ref):
@@ -296,6 +296,100 @@ def test_proxy_to_itself_defers_work_behind_what_is_queued(hosted):
     proxy = Steps.start().proxy()
     proxy.first().get()
     assert proxy.seen.get() == ["first", "second"]
+
+
+def test_proxy_to_itself_may_be_made_by_the_constructor(hosted):
+    class Steps(TrioActor):
+        level = 1
+
+        def __init__(self):
+            super().__init__()
+            self.me = self.actor_ref.proxy()
+            self.seen = []
+
+        def first(self):
+            self.me.second()
+            self.seen.append("first")
+
+        def second(self):
+            self.seen.append(f"second, level {self.level}")
+
+    proxy = Steps.start().proxy()
+    proxy.first().get()
+    assert proxy.seen.get() == ["first", "second, level 1"]
+
+
+def test_text_of_ref_proxy_and_actor_names_class_and_urn(hosted):
+    class Says(TrioActor):
+        def on_receive(self, message):
+            return str(self)
+
+    ref = hosted.start(Says, name="named")
+    assert ref.ask("who") == str(ref)
+    for text in (str(ref), repr(ref), str(ref.proxy()), repr(ref.proxy())):
+        assert "Says" in text
+        assert "named" in text
+        assert ref.actor_urn in text
+
+
+@pytest.mark.parametrize("how", ["ask", "tell", "on_start", "on_stop"])
+def test_error_of_a_hook_or_handler_is_logged_under_the_refs_text(hosted, caplog, how):
+    class Fails(TrioActor):
+        def on_start(self):
+            if how == "on_start":
+                raise ValueError("here")
+
+        def on_stop(self):
+            if how == "on_stop":
+                raise ValueError("here")
+
+        def on_receive(self, message):
+            raise ValueError("here")
+
+    caplog.set_level("INFO")
+    ref = Fails.start()
+    if how == "ask":
+        with pytest.raises(ValueError, match="here"):
+            ref.ask("x")
+    elif how == "tell":
+        ref.tell("x")
+    ref.stop()
+    records = [record for record in caplog.records if record.exc_info]
+    assert [record.levelname for record in records] == ["INFO" if how == "ask" else "ERROR"]
+    expected = (
+        "Exception returned from {} to caller:" if how == "ask" else "Unhandled exception in {}:"
+    )
+    assert records[0].getMessage() == expected.format(ref)
+    assert str(records[0].exc_info[1]) == "here"
+
+
+def test_start_and_end_of_a_registered_actor_are_logged_as_debug(hosted, caplog):
+    caplog.set_level("DEBUG", "abeyance.core")
+    ref = Sample.start()
+    ref.stop()
+    logged = [r.getMessage() for r in caplog.records if r.name == "abeyance.core"]
+    assert logged == [f"Starting {ref}", f"Stopped {ref}"]
+
+
+def test_actor_is_alive_while_on_failure_runs(hosted):
+    class Looks(TrioActor):
+        def on_receive(self, message):
+            raise ValueError("crash")
+
+        def on_failure(self, exception_type, exception_value, traceback):
+            alive.append(self.actor_ref.is_alive())
+
+    alive: list[bool] = []
+    ref = hosted.start(Looks)
+    ref.tell("x")
+    assert ref.actor_stopped.wait(timeout=20)
+    assert alive == [True]
+    assert not ref.is_alive()
+
+
+def test_instance_that_is_made_by_hand_is_refused():
+    with pytest.raises(RuntimeError, match="made by starting it"):
+        Sample()
 
 
 def test_registry_knows_started_actors_until_they_stop(ref):

@@ -58,7 +58,7 @@ async def test_crash_is_logged_with_its_traceback_to_whichever_handler_listens(n
         await crash()
         listener.removeHandler(handler)
     (record,) = handler.records
-    assert record.getMessage() == "unhandled exception in fragile"
+    assert record.getMessage().startswith("Unhandled exception in Breaks (fragile, urn:uuid:")
     assert record.levelno == logging.ERROR
     assert (record.name, record.funcName) == ("abeyance.core", "_report_crash")
     text = logging.Formatter().format(record)

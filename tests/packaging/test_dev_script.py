@@ -12,9 +12,9 @@ from .checkout import ROOT, run, succeed
 
 
 def test_help_names_every_command_the_script_has() -> None:
-    told = set(re.findall(r"^\./dev (\w+)", succeed("./dev", "help", cwd=ROOT), re.M))
+    told = set(re.findall(r"^\./dev ([\w-]+)", succeed("./dev", "help", cwd=ROOT), re.M))
     script = (ROOT / "dev").read_text()
-    (accepted,) = re.findall(r"^(demo \|[\w |]+)\) set_up ;;$", script, re.M)
+    (accepted,) = re.findall(r"^(demo \|[\w |-]+)\) set_up ;;$", script, re.M)
     assert told == {name.strip() for name in accepted.split("|")}
 
 
@@ -81,6 +81,6 @@ def test_make_forwards_every_command() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     (targets,) = re.findall(r"^\.PHONY: (.*)$", makefile, re.M)
     script = (ROOT / "dev").read_text(encoding="utf-8")
-    (accepted,) = re.findall(r"^(demo \|[\w |]+)\) set_up ;;$", script, re.M)
+    (accepted,) = re.findall(r"^(demo \|[\w |-]+)\) set_up ;;$", script, re.M)
     commands = {name.strip() for name in accepted.split("|")}
     assert set(targets.split()) == commands - {"python"} | {"help"}
