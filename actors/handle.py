@@ -166,6 +166,9 @@ class AgentHandle:
                 raise closed() from error
         if parked.cancelled_caught:
             raise member.parked_error()
+        if self._runtime._lost is not None:
+            # An agent that was stopped is idle, but its turn's end is not in a store that is lost.
+            raise closed() from self._runtime._lost
 
     async def transcript(
         self, *, after: int | None = None, limit: int | None = None

@@ -57,6 +57,7 @@ class Alarm(TrioActor):
     """Turns instants into messages."""
 
     role: ClassVar[str] = "alarm"
+    max_deliveries: ClassVar[int] = 3  # Both messages are idempotent, and nobody sends them again.
     kept: AlarmKept
 
     def __init__(self, clock: Clock) -> None:

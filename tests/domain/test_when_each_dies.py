@@ -1,4 +1,4 @@
-"""The table "when each dies" of docs/semantics.md, row by row, under a mixed load.
+"""The table "when each dies" of docs/architecture.md, row by row, under a mixed load.
 
 Several agents take messages, use tools, are refused and held. Meanwhile one kind of actor is killed
 again and again at random steps. Then everything must have come to rest as if nobody had died.

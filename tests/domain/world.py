@@ -25,7 +25,7 @@ from abeyance.actors.providers.port import ModelReply, ModelRequest, OnDelta, Pr
 from abeyance.actors.testing import ScriptedProvider, WallClock
 from abeyance.actors.testing.scripted import Script
 from abeyance.storage.lmdb_store import LmdbStore
-from abeyance.storage.store import Row
+from abeyance.storage.store import NeedsService, Row
 from abeyance.storage.tables.blocks import TextBlock, ToolResultBlock, ToolUseBlock
 
 REAL_S_MAX = 10.0
@@ -57,7 +57,9 @@ class OutsideWork:
 
             def watched_done(result: Any) -> None:
                 done(result)
-                token.run_sync_soon(self.end)
+                # A batch whose writer asks for service stays out.
+                if not isinstance(result, NeedsService):
+                    token.run_sync_soon(self.end)
 
             self.begin()
             try:
