@@ -144,6 +144,18 @@ def test_page_of_errors_is_what_the_classes_say(errors_page: ModuleType) -> None
     assert written == errors_page.page(), "run ./dev docs --write"
 
 
+def test_page_of_providers_is_what_the_readings_say() -> None:
+    spec = importlib.util.spec_from_file_location(
+        "providers_page", ROOT / "docs" / "providers_page.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    written = (ROOT / "docs" / "providers.md").read_text(encoding="utf-8")
+    assert written == module.page(), "run ./dev docs --write"
+
+
 def _marked() -> set[str]:
     """The catalogue ids that some test carries, read from the tests' own source."""
     marked: set[str] = set()

@@ -23,6 +23,7 @@ import trio
 
 from abeyance.actors.core.clock import Clock
 from abeyance.actors.core.errors import ActorDeadError
+from abeyance.actors.providers.failures import understood
 from abeyance.actors.providers.port import (
     ModelReply,
     ModelRequest,
@@ -239,7 +240,7 @@ class TurnTask:
     async def _refused(self, permit: Permit, error: Exception) -> None:
         """Settle the permit with what was stated, then say which way the turn goes."""
         self._failures += 1
-        failed = error if isinstance(error, ProviderError) else _unexpected(error, permit)
+        failed = understood(error, received_at=self._now() / 1_000) or _unexpected(error, permit)
         self.sent = failed.sent
         # What a person reads beside a wait are the provider's words, where it gave any.
         text = clean_text(failed.said or str(failed), 300)

@@ -466,3 +466,27 @@ async def test_each_of_many_held_agents_runs_at_its_own_instant(
             await agent.wait_idle()
         await trio.sleep(100)
         assert resumed == [(f"a{seconds}", seconds) for seconds in range(10, 90, 10)]
+
+
+@pytest.mark.behaviour("W-126")
+@pytest.mark.parametrize("grouped", [False, True], ids=["alone", "in a group"])
+async def test_an_error_of_another_copy_of_the_library_holds_the_turn(
+    world: World, virtual_time: MockClock, grouped: bool
+) -> None:
+    kind = type("ProviderError", (Exception,), {"__module__": "vendored.library"})
+    error: Exception = kind("slow down")
+    error.retryable, error.retry_after_ms = True, 7_200_000  # type: ignore[attr-defined]
+
+    def script(request: ModelRequest) -> Step:
+        raise ExceptionGroup("several", [error]) if grouped else error
+
+    async with world.open():
+        ana = await world.add(script)
+        stated_ms = world.clock.now_ms()
+        await ana.send("go")
+        await ana.wait_idle()
+        assert len(world.providers[0].requests) == 1
+        assert await shown(ana) == ["user: go"]
+        state = world.state()
+        assert (state.state, state.held.cause) == ("held", "wait")
+        assert 0 <= state.held.deadline_ms - (stated_ms + 7_200_000) < 1_000

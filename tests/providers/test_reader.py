@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abeyance.actors.providers import StatedWait, WaitEnds, WaitKind, WaitScope, read_stated_wait
+from abeyance.actors.providers.reader import READINGS
 from abeyance.storage.tables.fields import INSTANT_MS_MAX, REASON_CHARS_MAX
 
-ROWS = [
-    json.loads(line)
-    for line in (Path(__file__).parent / "data" / "stated_waits.jsonl").read_text().splitlines()
-]
+
+def rows(name: str) -> list[dict[str, Any]]:
+    lines = (Path(__file__).parent / "data" / name).read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+CAPTURED = rows("stated_waits.jsonl")
+FURTHER = rows("further_waits.jsonl")
+"""Responses of the same kinds, made up from the providers' documentation; `why` says what for."""
+
 
 NOW_S = 1_791_374_400
 NOW = NOW_S * 1_000
@@ -36,9 +44,9 @@ def stated(**parts: Any) -> StatedWait:
 
 @pytest.mark.parametrize(
     "row",
-    [pytest.param(row, id=f"{row['id']}-{row['provider']}") for row in ROWS],
+    [pytest.param(row, id=f"{row['id']}-{row['provider']}") for row in CAPTURED + FURTHER],
 )
-def test_a_captured_response_reads_as_it_should(row: dict[str, Any]):
+def test_a_response_reads_as_its_provider_documents(row: dict[str, Any]):
     wait = read_stated_wait(
         status=row["status"],
         headers=row["headers"],
@@ -285,8 +293,34 @@ def test_anthropic_is_recognised_where_nobody_named_it(provider: str | None):
 
 # What follows makes responses up. Hypothesis prints what falsifies, and replays it.
 
+TRANSPORTS = ["http", "sse", "event_stream", "statusline", "agent_sdk", "text"]
+
+KEYS = [
+    "error", "errors", "type", "message", "code", "status", "details", "metadata", "reason",
+    "@type",
+    "retryDelay", "quotaResetDelay", "violations", "quotaId", "retry_after", "resets_at", "headers",
+    "raw", "response", "rate_limits", "five_hour", "used_percentage", "rate_limit_info",
+    "throttlingException", "X-RateLimit-Reset", "result", "is_error", "content", "text", "primary",
+    "used_percent", "limit_reached", "limit_source", "limitName", "x",
+]  # fmt: skip
 TEXTS = st.one_of(
     st.text(max_size=40),
+    st.text(st.characters(), max_size=20),
+    st.sampled_from([row["body"] for row in FURTHER + CAPTURED if isinstance(row["body"], str)]),
+    st.sampled_from(
+        [
+            "QUOTA_EXHAUSTED",
+            "rejected",
+            "type.googleapis.com/google.rpc.RetryInfo",
+            "34.07s",
+            "429",
+            "type.googleapis.com/google.rpc.QuotaFailure",
+            "usage_limit_reached",
+            "codex.rate_limits",
+            "type.googleapis.com/google.rpc.ErrorInfo",
+            "GenerateRequestsPerDayPerProjectPerModel",
+        ]
+    ),
     st.sampled_from(["0", "rejected", "five_hour", "1e999", "-5", "nan", str(NOW_S + 60)]),
     st.integers(0, 10**18).map(str),
     st.datetimes().map(lambda moment: moment.isoformat() + "Z"),
@@ -303,6 +337,7 @@ NAMES = st.one_of(
             "x-ratelimit-remaining",
             "x-ratelimit-reset",
             "anthropic-ratelimit-",
+            *sorted({name.lower() for row in FURTHER + CAPTURED for name in row["headers"]}),
             "anthropic-ratelimit-tokens-remaining",
             "anthropic-ratelimit-tokens-reset",
             *(
@@ -324,9 +359,9 @@ JSON = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), TEXTS),
     lambda inner: st.one_of(
         st.lists(inner, max_size=3),
-        st.dictionaries(st.sampled_from(["error", "type", "message", "x"]), inner, max_size=3),
+        st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
     ),
-    max_leaves=10,
+    max_leaves=16,
 )
 ANYTHING = st.one_of(JSON, st.binary(max_size=40), st.tuples(TEXTS, TEXTS))
 HEADERS = st.one_of(
@@ -342,8 +377,9 @@ BODIES = st.one_of(ANYTHING, JSON.map(json.dumps), JSON.map(lambda v: f"data: {j
     headers=HEADERS,
     body=BODIES,
     received_at=st.one_of(st.floats(), st.integers(), st.just(NOW_S), ANYTHING),
-    provider=st.one_of(st.sampled_from([None, "anthropic", "generic"]), ANYTHING),
-    transport=st.one_of(st.sampled_from(["http", "sse", "text"]), ANYTHING),
+    provider=st.one_of(st.sampled_from([None, *READINGS]), ANYTHING),
+    transport=st.one_of(st.sampled_from(TRANSPORTS), ANYTHING),
+    zone=st.one_of(st.sampled_from([None, "Europe/Berlin", "Etc/GMT+5", "no/where"]), ANYTHING),
 )
 def test_no_response_raises_and_every_answer_is_well_formed(**parts: Any):
     wait = read_stated_wait(**parts)
@@ -358,7 +394,7 @@ def test_no_response_raises_and_every_answer_is_well_formed(**parts: Any):
 
 @given(
     waits=st.lists(st.integers(0, 10**9), min_size=1, max_size=4),
-    provider=st.sampled_from(["anthropic", "generic"]),
+    provider=st.sampled_from([*READINGS]),
 )
 def test_the_longest_of_several_statements_binds(waits: list[int], provider: str):
     headers = [("retry-after", str(wait)) for wait in waits]
@@ -387,3 +423,137 @@ def test_an_event_whose_data_stands_on_several_lines_is_read_as_one() -> None:
     )
     assert stated is not None
     assert stated.kind == "overloaded"
+
+
+LIMITS = [row for row in CAPTURED + FURTHER if row["expected_hold"] in ("until", "unknown")]
+
+
+@given(
+    row=st.sampled_from([row for row in LIMITS if row["transport"] == "http"]),
+    more_s=st.integers(1, 10**7),
+)
+def test_a_second_and_longer_statement_never_shortens(row: dict[str, Any], more_s: int):
+    def read_row(headers: list[tuple[str, Any]]) -> StatedWait:
+        wait = read_stated_wait(
+            status=row["status"],
+            headers=headers,
+            body=row["body"],
+            received_at=row["received_at"],
+            provider=row["provider"],
+        )
+        assert wait is not None
+        return wait
+
+    headers = list(row["headers"].items())
+    alone = read_row(headers)
+    if row["status"] is not None and row["status"] < 400 and alone.ends is WaitEnds.UNKNOWN:
+        return
+    floor_ms = alone.deadline_ms or row["received_at"] * 1_000
+    longer_s = (floor_ms // 1_000) - row["received_at"] + more_s
+    both = read_row([*headers, ("retry-after", str(int(longer_s)))])
+    assert both.deadline_ms is not None
+    assert both.deadline_ms >= (alone.deadline_ms or 0)
+    assert both.deadline_ms >= (row["received_at"] + int(longer_s)) * 1_000 - 1
+
+
+@pytest.mark.parametrize("name", ["claude-code", "gemini", "zai"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "try again in " * 80_000,
+        "You've hit your limit resets 3am " * 30_000,
+        "9" * 1_000_000,
+        "{" * 1_000_000,
+        '{"a":' * 200_000,
+        "try again in " + "9" * 900_000 + "s",
+        "2026-09-04 19:01:25" * 50_000,
+        "data: {}\n\n" * 90_000,
+        "limit: 0" * 120_000,
+        b"\x00\x00\x00\x10\x00\x00\x00\x00" * 125_000,
+        b"\xff" * 1_000_000,
+    ],
+    ids=lambda body: repr(body[:12]),
+)
+def test_a_body_of_a_million_characters_is_read_in_bounded_time(name: str, body: str | bytes):
+    started = time.process_time()
+    read(body=body, provider=name, transport="text")
+    assert time.process_time() - started < 5
+
+
+@pytest.mark.parametrize("row", LIMITS, ids=lambda row: row["id"])
+def test_a_reading_does_not_depend_on_the_order_or_case_of_headers(row: dict[str, Any]):
+    def read_row(headers: Any) -> StatedWait | None:
+        return read_stated_wait(
+            status=row["status"],
+            headers=headers,
+            body=row["body"],
+            received_at=row["received_at"],
+            provider=row["provider"],
+            transport=row["transport"],
+        )
+
+    lines = [
+        (name.upper(), value)
+        for name, values in reversed(row["headers"].items())
+        for value in (values if isinstance(values, list) else [values])
+    ]
+    one, other = read_row(row["headers"]), read_row(lines)
+    assert one is not None
+    assert other is not None
+    assert (one.kind, one.ends, one.deadline_ms) == (other.kind, other.ends, other.deadline_ms)
+
+
+@pytest.mark.behaviour("S-006", "S-007")
+@pytest.mark.parametrize(
+    ("words", "limited"),
+    [
+        ("You've hit your limit", True),
+        ("You've hit your weekly limit · resets Mon 9am (UTC)", True),
+        ("you have reached your daily limit", True),
+        ("You've exceeded your 5-hour limit", True),
+        ("Weekly limit reached", True),
+        ("we should respect the rate limit here", False),
+        ("If you've hit your limit, upgrade", False),
+        ("Approaching your weekly limit · resets 3pm", False),
+        ("You've used 91% of your session limit · resets 3pm", False),
+        ("The tests hit the limit of the parser", False),
+    ],
+)
+def test_limit_wording_is_matched_by_its_shape(words: str, limited: bool):
+    wait = read(status=None, body=words, provider="claude-code", transport="text")
+    assert (wait is not None) is limited
+    assert wait is None or wait.kind is WaitKind.QUOTA_EXHAUSTED
+
+
+def test_a_clock_time_is_read_in_the_zone_that_the_caller_names():
+    def ends(zone: Any) -> int | None:
+        words = "5-hour limit reached ∙ resets 3pm"
+        return stated(
+            status=None, body=words, provider="claude-code", transport="text", zone=zone
+        ).deadline_ms
+
+    assert ends(None) == NOW + 3 * 3_600_000
+    assert ends("Europe/Berlin") == NOW + 3_600_000
+    assert ends("no/where") is None
+
+
+def test_frames_of_an_event_stream_are_read_as_they_arrive():
+    def frame(headers: dict[str, str], payload: bytes) -> bytes:
+        block = b"".join(
+            bytes([len(name)]) + name.encode() + b"\x07" + len(value).to_bytes(2, "big")
+            + value.encode()
+            for name, value in headers.items()
+        )  # fmt: skip
+        total = 16 + len(block) + len(payload)
+        head = total.to_bytes(4, "big") + len(block).to_bytes(4, "big") + bytes(4)
+        return head + block + payload + bytes(4)
+
+    said = frame({":event-type": "contentBlockDelta"}, b'{"delta":{"text":"hi"}}')
+    failed = frame(
+        {":message-type": "exception", ":exception-type": "throttlingException"},
+        b'{"message":"Too many tokens, please wait before trying again."}',
+    )
+    parts = {"status": 200, "provider": "bedrock", "transport": "event_stream"}
+    wait = stated(body=said + failed, **parts)
+    assert (wait.kind, wait.ends, wait.scope) == ("rate_limited", "unknown", "model")
+    assert read(body=said, **parts) is None

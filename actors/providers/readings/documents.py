@@ -13,11 +13,14 @@ import json
 import math
 import struct
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 _DIGITS_MAX = 400
 _QUOTED_MAX = 8
+_EVENTS_MAX = 4_000
+"""Of a stream's events, so many of the first and as many of the last: an error ends a stream."""
 _FRAME = struct.Struct(">II")
+_T = TypeVar("_T")
 
 
 class Document(NamedTuple):
@@ -67,26 +70,32 @@ def _integer(digits: str) -> int | float:
     return -math.inf if digits.startswith("-") else math.inf
 
 
+def _kept(found: list[_T]) -> list[_T]:
+    few = len(found) <= 2 * _EVENTS_MAX
+    return found if few else found[:_EVENTS_MAX] + found[-_EVENTS_MAX:]
+
+
 def _events(text: str) -> Iterator[Document]:
     """Of a server-sent stream, and of lines that are objects each."""
+    found: list[tuple[str, list[str]]] = []
     event, data = "", list[str]()
-    # Not `splitlines`: it also splits at separators that JSON may hold as they are. Not `\n\n`:
-    # a sender may leave out the blank line between events, and then each line is a document.
+    # Not `splitlines`: it also splits at separators that JSON may hold as they are.
     for line in (*text.replace("\r\n", "\n").replace("\r", "\n").split("\n"), ""):
         if line.startswith("data:"):
             data.append(line[5:])
         elif line.startswith("event:"):
             event = line[6:].strip()
         elif line.startswith("{"):
-            value = json_value(line)
-            if isinstance(value, dict):
-                yield Document("", value)
+            found.append(("", [line]))
         elif not line and data:
-            joined = json_value("\n".join(data))
-            for value in [joined] if joined is not None else map(json_value, data):
-                if isinstance(value, dict):
-                    yield Document(event, value)
+            found.append((event, data))
             event, data = "", []
+    for event, data in _kept(found):
+        joined = json_value("\n".join(data))
+        # A sender may leave out the blank line between events: then each line is a document.
+        for value in [joined] if joined is not None else map(json_value, _kept(data)):
+            if isinstance(value, dict):
+                yield Document(event, value)
 
 
 def _quoted(text: str) -> Iterator[Document]:
@@ -111,11 +120,15 @@ def _frames(raw: bytes) -> Iterator[Document]:
 
     A checksum is not looked at: what a damaged frame can do is to state nothing.
     """
+    places: list[tuple[int, int, int]] = []
     position = 0
     while position + 16 <= len(raw):
         total, headers = _FRAME.unpack_from(raw, position)
         if not 16 <= total <= len(raw) - position or headers > total - 16:
-            return
+            break
+        places.append((position, total, headers))
+        position += total
+    for position, total, headers in _kept(places):
         names = _frame_headers(raw[position + 12 : position + 12 + headers])
         payload = raw[position + 12 + headers : position + total - 4]
         value = json_value(payload.decode("utf-8", errors="replace"))
@@ -124,7 +137,6 @@ def _frames(raw: bytes) -> Iterator[Document]:
             yield Document(names.get(":event-type", ""), {kind: value} if kind else value)
         elif kind:
             yield Document("", {kind: {"message": names.get(":error-message", "")}})
-        position += total
 
 
 def _frame_headers(raw: bytes) -> dict[str, str]:
