@@ -28,29 +28,53 @@ from .errors import (
     UnknownEntryError,
     WouldDeadlockError,
 )
+from .events import (
+    ActorCrashed,
+    ActorEvent,
+    ActorRestarted,
+    ActorResumed,
+    ActorStarted,
+    ActorStopped,
+    Event,
+    EventsDropped,
+    GroupEscalated,
+    GroupEvent,
+    GroupParked,
+    GroupShutDown,
+    GroupUnparked,
+    MailboxHigh,
+    MailboxLow,
+    Subscription,
+)
 from .future import TrioFuture
 from .hosted import HostedSystem
 from .ports import (
     DeadLetterSink,
     DeliveryCounts,
-    Event,
     EventSink,
     QuarantineSink,
     Reminders,
 )
 from .ref import TrioActorRef
-from .specs import Backoff, ChildSpec, SupervisorSpec, SupervisorStatistics
+from .specs import Backoff, ChildSpec, Failure, SupervisorSpec, SupervisorStatistics
 from .supervisor import Supervisor
 from .system import ActorSystem, PhaseReport, ShutdownReport, SystemStatistics
+from .tree import TreeNode, format_tree
 from .wheel import Timer
 
 __all__ = [
     "LATER",
     "AbeyanceError",
     "ActorCrashError",
+    "ActorCrashed",
     "ActorDeadError",
+    "ActorEvent",
     "ActorKilledError",
+    "ActorRestarted",
+    "ActorResumed",
+    "ActorStarted",
     "ActorStatistics",
+    "ActorStopped",
     "ActorSystem",
     "Answer",
     "AskCycleError",
@@ -67,12 +91,21 @@ __all__ = [
     "Ended",
     "Event",
     "EventSink",
+    "EventsDropped",
+    "Failure",
     "FutureSettledError",
+    "GroupEscalated",
+    "GroupEvent",
+    "GroupParked",
+    "GroupShutDown",
+    "GroupUnparked",
     "HostedSystem",
     "IntensityExceededError",
     "LongAwaitError",
     "MailboxClosedError",
     "MailboxFullError",
+    "MailboxHigh",
+    "MailboxLow",
     "MessageNotKeptError",
     "NameTakenError",
     "Origin",
@@ -85,12 +118,14 @@ __all__ = [
     "ReplaysExceededError",
     "Reply",
     "ShutdownReport",
+    "Subscription",
     "Supervisor",
     "SupervisorSpec",
     "SupervisorStatistics",
     "SystemClock",
     "SystemStatistics",
     "Timer",
+    "TreeNode",
     "TrioActor",
     "TrioActorRef",
     "TrioFuture",
@@ -98,6 +133,7 @@ __all__ = [
     "UnknownEntryError",
     "WouldDeadlockError",
     "chain",
+    "format_tree",
     "in_chain",
     "in_role",
 ]

@@ -82,6 +82,7 @@ async def bear(supervisor: Supervisor, spec: ChildSpec, birth: Birth) -> None:
             child = birth.child = supervisor._add(spec)
             if supervisor._at_rest:
                 child.cell.held = True
+                child.cell.box.rest()
             else:
                 fall = await bring_up(supervisor, [child], first=child)
                 if not child.born or fall is not None:

@@ -36,12 +36,14 @@ from .asks import STANCE, Stance
 from .directives import resumes
 from .envelope import ENDED, SETTLED, Ended, Envelope, Internal, StopPill
 from .errors import ActorKilledError
+from .events import ActorCrashed, ActorRestarted, ActorStarted, ActorStopped
 from .future import Target, TrioFuture, Unasked
 from .mailbox import HALT, KILL, STOP_NOW, Mailbox
 from .ref import TrioActorRef
 from .reporting import log_error
 from .serving import serve, serve_owed
 from .settling import CRASHED, HALTED, Exit, abandon, bury, bury_owed, cancels, settle_exit
+from .specs import Failure
 from .tasks import end_tasks
 
 if TYPE_CHECKING:
@@ -73,12 +75,22 @@ class ActorStatistics:
         internal: Items in the internal lane.
         owed: Replies owed.
         in_flight: Whether a handler runs.
+        oldest_s_max: The longest that a message of the user lane may have waited, in seconds: a
+            bound, not a measurement. Messages carry no instant; it is counted from the last moment
+            of which the actor knows that all it holds came later. That moment lags by the time in
+            which it took what it held then, and by the time the loop took to get to an actor that
+            slept. None where the lane is empty, or the actor was woken and has not run yet.
+        in_flight_s_max: The longest that the running handler may have run: counted from the
+            actor's last look at the time, which is at most eight messages old. None where none
+            runs.
+        restarts: How many incarnations there were before this one.
         handled: Envelopes handled.
         dead: Dead letters.
         quarantined: Messages quarantined.
         late: Replies that came after their ask had ended.
         dropped: Answers and timers of incarnations that had ended.
         last_error: What the last crash was.
+        last_failure: The same as text, with its instant.
     """
 
     name: str
@@ -88,12 +100,16 @@ class ActorStatistics:
     internal: int
     owed: int
     in_flight: bool
+    oldest_s_max: float | None
+    in_flight_s_max: float | None
+    restarts: int
     handled: int
     dead: int
     quarantined: int
     late: int
     dropped: int
     last_error: BaseException | None
+    last_failure: Failure | None
 
 
 class Cell:
@@ -115,6 +131,7 @@ class Cell:
         "dead",
         "dropped",
         "ending",
+        "failed_ms",
         "failure",
         "fresh",
         "handled",
@@ -200,6 +217,7 @@ class Cell:
         self.late = 0
         self.dropped = 0
         self.last_error: BaseException | None = None
+        self.failed_ms = 0  # When that was.
         self._urn: str | None = None
         self.tasks: dict[trio.CancelScope, None] | None = None
         self.quiet: trio.Event | None = None
@@ -365,9 +383,10 @@ class Cell:
     def _announce(self) -> None:
         if self.name is not None:
             self.system.reminders.started(self.name)
-        kind = "started" if self.incarnation == 1 else "restarted"
-        if self.system.on_event is not None:
-            self.system.emit(kind, self.key, self.incarnation)
+        system = self.system
+        if system.hub.watched:
+            kind = ActorStarted if self.incarnation == 1 else ActorRestarted
+            system.emit(kind, subject=self.key, incarnation=self.incarnation)
 
     # -- leaving
 
@@ -398,8 +417,7 @@ class Cell:
         killed = isinstance(error, ActorKilledError)
         if not killed:
             log_error(logger, "Unhandled exception in %s:", self.ref, error)
-        if self.system.on_event is not None:
-            self.system.emit("crashed", self.key, self.incarnation, error)
+        self.system.emit(ActorCrashed, subject=self.key, incarnation=self.incarnation, error=error)
         if actor is None:
             return
         try:
@@ -444,8 +462,9 @@ class Cell:
             stopped = self._stopped_future
         if stopped is not None:
             stopped._answer(None)
-        if self.system.on_event is not None:
-            self.system.emit("stopped", self.key, self.incarnation, reason)
+        system = self.system
+        if system.hub.watched:
+            system.emit(ActorStopped, subject=self.key, incarnation=self.incarnation, error=reason)
 
     def settle_pills(self) -> None:
         """Tell those who sent stop pills that the incarnation ended. Another may start."""
@@ -646,9 +665,15 @@ class Cell:
         if final:
             self.watchers = None
 
+    @property
+    def in_flight(self) -> bool:
+        """Whether a handler runs."""
+        return self.inflight is not None or self.inflight_internal is not None
+
     def statistics(self) -> ActorStatistics:
-        """Return a snapshot."""
+        """Return a snapshot. Any thread."""
         box = self.box
+        in_flight = self.in_flight
         return ActorStatistics(
             name=self.key,
             state=self.state,
@@ -656,11 +681,15 @@ class Cell:
             queued=box.depth,
             internal=len(box.internal) if box.internal else 0,
             owed=len(self.owed),
-            in_flight=self.inflight is not None or self.inflight_internal is not None,
+            in_flight=in_flight,
+            oldest_s_max=box.oldest_s_max(),
+            in_flight_s_max=(max(0.0, self.system.stopwatch() - box.looked) if in_flight else None),
+            restarts=max(0, self.incarnation - 1),
             handled=self.handled,
             dead=self.dead,
             quarantined=self.quarantined,
             late=self.late,
             dropped=self.dropped,
             last_error=self.last_error,
+            last_failure=Failure.of(self.last_error, self.failed_ms),
         )

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from .asks import STANCE
 from .errors import DeliveriesSpentError
+from .events import ActorResumed
 from .settling import settle_resumed
 from .specs import DIRECTIVES, Directive, Directives
 
@@ -60,5 +61,5 @@ def resumes(cell: Cell, error: Exception) -> bool:
     # An ask's chain is its handler's alone.
     STANCE.set(cell.base)
     logger.error("Unhandled exception in %s, which goes on:", cell.ref, exc_info=error)
-    cell.system.emit("resumed", cell.key, cell.incarnation, error)
+    cell.system.emit(ActorResumed, subject=cell.key, incarnation=cell.incarnation, error=error)
     return True

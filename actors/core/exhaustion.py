@@ -16,6 +16,7 @@ import trio
 
 from .children import ActorChild
 from .errors import IntensityExceededError
+from .events import GroupEscalated, GroupParked, GroupShutDown
 from .restarts import Fall
 from .rounds import halt_all
 
@@ -38,6 +39,7 @@ async def exhaust(supervisor: Supervisor, fall: Fall) -> None:
 async def come_to_rest(supervisor: Supervisor, fall: Fall) -> BaseException | None:
     """Stop the children and park; or return the error to escalate with."""
     failure = supervisor.last_error = failure_of(supervisor, fall)
+    supervisor._failed_ms = supervisor.system.clock.now_ms()
     supervisor._halted = True
     await halt_all(supervisor._children.values())
     supervisor._falls.clear()
@@ -46,7 +48,7 @@ async def come_to_rest(supervisor: Supervisor, fall: Fall) -> BaseException | No
         _park(supervisor, failure)
         return None
     logger.error("group %s escalates: %s", supervisor, failure)
-    supervisor.system.emit("escalated", supervisor.spec.id, error=failure)
+    supervisor.system.emit(GroupEscalated, subject=supervisor.spec.id, error=failure)
     return failure
 
 
@@ -83,14 +85,14 @@ def look_after_significant(supervisor: Supervisor) -> None:
     ):
         supervisor._stopping.set()
         supervisor._cut()
-        supervisor.system.emit("shut_down", supervisor.spec.id)
+        supervisor.system.emit(GroupShutDown, subject=supervisor.spec.id)
         supervisor._end_soon()
 
 
 def _park(supervisor: Supervisor, failure: BaseException) -> None:
     supervisor.state = "parked"
     logger.error("group %s is parked until it is unparked: %s", supervisor, failure)
-    supervisor.system.emit("parked", supervisor.spec.id, error=failure)
+    supervisor.system.emit(GroupParked, subject=supervisor.spec.id, error=failure)
     if supervisor.spec.on_parked is not None:
         try:
             supervisor.spec.on_parked(supervisor, failure)

@@ -9,7 +9,7 @@ Host threads call in; the system's own work runs on its loop thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -18,10 +18,12 @@ import trio
 from trio.lowlevel import in_trio_run, in_trio_task
 
 from .errors import ActorDeadError, WouldDeadlockError
+from .events import CAPACITY, Subscription
 from .future import TrioFuture
 from .specs import SupervisorSpec
 from .supervisor import Supervisor
 from .system import ActorSystem, ShutdownReport, SystemStatistics, _running
+from .tree import DEPTH, NODES, WIDTH, TreeNode
 
 T = TypeVar("T")
 
@@ -149,6 +151,21 @@ class HostedSystem:
     def statistics(self) -> SystemStatistics:
         """Return a snapshot."""
         return self.system.statistics()
+
+    def tree(
+        self, *, depth_max: int = DEPTH, width_max: int = WIDTH, nodes_max: int = NODES
+    ) -> TreeNode:
+        """Return the tree of supervisors and actors. As `ActorSystem.tree`."""
+        return self.system.tree(depth_max=depth_max, width_max=width_max, nodes_max=nodes_max)
+
+    def events(
+        self, *, capacity: int = CAPACITY, kinds: Collection[str] | None = None
+    ) -> Subscription:
+        """Look at what happens from now on: `for event in system.events():` blocks a host thread.
+
+        As `ActorSystem.events`.
+        """
+        return self.system.events(capacity=capacity, kinds=kinds)
 
     def run(self, afn: Callable[..., Awaitable[T]], *args: Any) -> T:
         """Run an async function on the loop and return its result. Blocks a host thread.

@@ -13,7 +13,9 @@ Invariants:
     I1. One consumer. Only it takes from the lanes until the mailbox is closed.
     I2. `attention` is true only while the consumer sleeps or the mailbox is closed.
     I3. len(user) <= capacity + number of racing host threads + stop pills.
-    I4. `room` is `capacity` while puts may take the fast path, and below zero otherwise.
+    I4. What the user lane holds came after `since`, which is NEVER where the consumer sleeps or has
+        not looked since it was woken.
+    I5. `room` is `capacity` while puts may take the fast path, and below zero otherwise.
 
 Puts run on any thread; everything else on the loop thread, except burying what is left in a closed
 mailbox, which falls to whoever finds it.
@@ -30,6 +32,7 @@ from trio.lowlevel import Abort, reschedule
 
 from .envelope import Envelope, Internal
 from .errors import ActorDeadError, MailboxClosedError, MailboxFullError
+from .events import MailboxHigh, MailboxLow
 from .future import Target, TrioFuture
 from .settling import bury, drop
 
@@ -37,6 +40,12 @@ if TYPE_CHECKING:
     from .cell import Cell
 
 OVERFLOWS: Final = ("reject", "block", "drop_oldest", "drop_newest")
+
+HIGH_MARK: Final = 0.8
+LOW_MARK: Final = 0.5
+"""Parts of the capacity: to fill past the one is an event, to empty below the other the next."""
+
+NEVER: Final = float("inf")
 
 STOP_NOW: Final = 1
 HALT: Final = 2
@@ -56,12 +65,16 @@ class Mailbox:
         "cell",
         "closed",
         "control",
+        "high",
         "ident",
         "internal",
+        "is_high",
+        "looked",
         "overflow",
         "parked",
         "returned",
         "room",
+        "since",
         "spin",
         "urgent",
         "user",
@@ -89,6 +102,12 @@ class Mailbox:
         self.capacity = capacity
         self.overflow = overflow
         self.room = capacity
+        self.high = max(1, int(capacity * HIGH_MARK))
+        self.is_high = False
+        # Messages carry no instant, as that would be dearer than the rest of a tell. The consumer
+        # keeps two of its own, by the system's stopwatch, at the looks at the time it takes anyway.
+        self.since = NEVER  # What the user lane holds came after it; NEVER while it sleeps.
+        self.looked = 0.0  # Its last look; what its handler does began no earlier.
         self.control = 0
         self.urgent = False
         self.attention = False
@@ -119,6 +138,8 @@ class Mailbox:
         """Accept or refuse where the fast path could not tell. As `offer`."""
         self.check_open(envelope[0])
         if len(self.user) >= self.capacity:
+            if not self.is_high:
+                self.look_at_level()
             if self.overflow == "drop_newest":
                 drop(self.cell, envelope)
                 return
@@ -217,6 +238,29 @@ class Mailbox:
             if waiter._answer(None):
                 room -= 1
 
+    def look_at_level(self) -> None:
+        """Say so where the user lane went past its high mark, or back below its low one.
+
+        Called once a batch, and where a message finds the lane full: a mark that was passed in
+        between, and back, is not seen. Any thread.
+        """
+        depth, cell = len(self.user), self.cell
+        if self.is_high:
+            if depth > self.capacity * LOW_MARK:
+                return
+        elif depth < self.high:
+            return
+        with cell.system.lock:
+            was, self.is_high = self.is_high, depth >= self.high
+        if was != self.is_high:
+            cell.system.emit(
+                MailboxHigh if self.is_high else MailboxLow,
+                subject=cell.key,
+                incarnation=cell.incarnation,
+                depth=depth,
+                capacity=self.capacity,
+            )
+
     def put_internal(self, item: Internal) -> bool:
         """Accept into the internal lane, from any thread. False if the mailbox is closed."""
         if self.closed:
@@ -288,6 +332,20 @@ class Mailbox:
         self.closed = True
         self.attention = True
         self.give_room()
+
+    def rest(self) -> None:
+        """Nobody ever took from it, nor will for a while: what comes is counted from here.
+
+        Whoever ends an incarnation wakes it first, so that one which ran has looked at the time.
+        """
+        self.since = self.cell.system.stopwatch()
+
+    def oldest_s_max(self) -> float | None:
+        """How long the oldest message of the user lane has waited at most. Any thread."""
+        since = self.since
+        if not self.user or since == NEVER:
+            return None
+        return max(0.0, self.cell.system.stopwatch() - since)
 
     @property
     def depth(self) -> int:

@@ -1,8 +1,9 @@
 """What the kernel hands to whoever embeds it. The kernel itself keeps all of it in memory only.
 
 Nothing here may block. What a sink raises is counted and logged, and the kernel goes on. Dead
-letters are recorded on the thread on which they end, and delivery counts ended there, the rest on
-the loop thread.
+letters are recorded on the thread on which they end, and delivery counts ended there; events on the
+one on which they happen, which is a host's where a full mailbox refuses it; the rest on the loop
+thread.
 
 What a port does not supply is kept for the life of the system: dead letters and quarantine by
 `deadletters`, reminders by `reminders.MemoryReminders`, counts of deliveries in the envelope.
@@ -10,36 +11,16 @@ What a port does not supply is kept for the life of the system: dead letters and
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .deadletters import DeadLetter, Quarantined
 from .envelope import Reminder
+from .events import Event
 
 if TYPE_CHECKING:
     from .cell import Cell
     from .mailbox import Mailbox
     from .system import ActorSystem
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Something happened to an actor or a supervisor.
-
-    Attributes:
-        kind: `started`, `crashed`, `resumed`, `restarted`, `stopped`; of a supervisor `parked`,
-            `unparked`, `escalated`, `shut_down`.
-        subject: The actor's or supervisor's name.
-        incarnation: The actor's incarnation, from 1; 0 for a supervisor.
-        error: What ended the incarnation or the group, if anything did.
-        detail: More, by name.
-    """
-
-    kind: str
-    subject: str
-    incarnation: int = 0
-    error: BaseException | None = None
-    detail: dict[str, Any] = field(default_factory=dict)
 
 
 class DeadLetterSink(Protocol):

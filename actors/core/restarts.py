@@ -149,6 +149,10 @@ class Restarts:
             self._recent.popleft()
         return len(self._recent)
 
+    def count_recent(self, spec: SupervisorSpec, now_s: float) -> int:
+        """As `recent`, and changes nothing. Any thread."""
+        return sum(at_s > now_s - spec.period_s for at_s in tuple(self._recent))
+
     def forget(self) -> None:
         """Let none of those so far count any more."""
         self._recent.clear()

@@ -38,7 +38,7 @@ from .envelope import (
 )
 from .errors import ActorCrashError
 from .future import Target
-from .mailbox import HALT, KILL, STOP_NOW
+from .mailbox import HALT, KILL, NEVER, STOP_NOW
 from .reporting import log_returned
 from .settling import HALTED, STOPPED, STOPPED_NOW, bury_one
 from .watchdog import one_checkpoint
@@ -65,7 +65,9 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
     user = box.user
     owed = cell.owed
     receive: Any = counted(cell, actor.on_receive)
-    clock = time.perf_counter
+    clock = cell.system.stopwatch
+    never = NEVER
+    high = box.high
     crash_on_ask = actor.crash_on_ask_error
     watched = cell.system.debug and cell.role is not None
     # With faults installed, what stands in for the actor takes proxy calls too.
@@ -74,11 +76,19 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
     abort = box.abort
     # The incarnation before may have left something in the lanes.
     box.urgent = bool(box.control or box.internal)
+    # What the lane held at `mark` is taken when `ahead` more messages are: the rest came after it.
+    # Not every message is counted, so that `since` may lag, and never leads.
+    mark = clock()
+    ahead = len(user)
     while True:
         source = box.returned or user
         handled = 0
         look = 0
-        until = clock() + BATCH_S
+        began = box.looked = clock()
+        until = began + BATCH_S
+        if box.since is never:
+            box.since = mark = began
+            ahead = len(user)
         try:
             while True:
                 if box.urgent:
@@ -168,7 +178,13 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
                     look = 0
                     if box.waiting:
                         box.give_room()
-                    if clock() > until:
+                    now = box.looked = clock()
+                    ahead -= _LOOK_EVERY
+                    if ahead <= 0:
+                        box.since = mark
+                        mark = now
+                        ahead = len(user)
+                    if now > until:
                         break
         finally:
             cell.handled += handled
@@ -177,11 +193,16 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
             box.give_room()
         if cell.idle is not None and not user and not box.urgent:
             cell.settle_idle()
+        if box.is_high or (user and len(user) >= high):
+            box.look_at_level()
         if box.spin:
             # A host thread feeds it. Waking costs that thread more than the message, so the loop
             # goes round until a batch was empty.
             box.spin = took
             if took:
+                if look:  # It ended on an empty lane, not by its time.
+                    box.since = mark = began
+                    ahead = 0
                 await checkpoint()
                 continue
         box.attention = True
@@ -189,6 +210,7 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
             box.attention = False
             await checkpoint()
         else:
+            box.since = never
             box.parked = task
             await wait_task_rescheduled(abort)
 

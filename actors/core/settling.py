@@ -80,6 +80,7 @@ def settle_exit(cell: Cell, how: str | None, error: BaseException | None) -> Exi
     """Settle the in-flight envelope and what is owed, and say how the incarnation ended."""
     if error is not None:
         cell.last_error = error
+        cell.failed_ms = cell.system.clock.now_ms()
     if how is None:
         assert error is not None
         counts, poison = _settle_inflight(cell, error)
@@ -146,6 +147,7 @@ def settle_resumed(cell: Cell, error: BaseException) -> None:
     What is owed stays owed.
     """
     cell.last_error = error
+    cell.failed_ms = cell.system.clock.now_ms()
     item, cell.inflight_internal = cell.inflight_internal, None
     envelope, cell.inflight = cell.inflight, None
     if item is not None:
@@ -190,6 +192,7 @@ def bury_owed(cell: Cell) -> None:
 def abandon(cell: Cell, exc: BaseException) -> None:
     """Settle what can be settled when the run itself is cancelled or ends with `exc`."""
     cell.last_error = exc
+    cell.failed_ms = cell.system.clock.now_ms()
     envelope, cell.inflight = cell.inflight, None
     if envelope is not None and envelope[2] != SETTLED:
         message, target, deliveries = envelope

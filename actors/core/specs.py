@@ -175,6 +175,32 @@ class SupervisorSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Failure:
+    """What something last failed with.
+
+    Attributes:
+        type: The error's class name.
+        text: Its text.
+        at_ms: When, in epoch milliseconds.
+    """
+
+    type: str
+    text: str
+    at_ms: int
+
+    @classmethod
+    def of(cls, error: BaseException | None, at_ms: int) -> Failure | None:
+        """Return an error's, or None where there is none. Does not raise."""
+        if error is None:
+            return None
+        try:
+            text = str(error)
+        except Exception as exc:  # noqa: BLE001 - a host's error class, whose text is not to be had.
+            text = f"(its text cannot be had: {type(exc).__name__})"
+        return cls(type(error).__name__, text, at_ms)
+
+
+@dataclass(frozen=True, slots=True)
 class SupervisorStatistics:
     """A snapshot of one supervisor.
 
@@ -185,6 +211,7 @@ class SupervisorStatistics:
         restarts: How many restarts there were, in its life.
         recent_restarts: How many of them count towards the intensity now.
         last_error: What it last parked or escalated with.
+        last_failure: The same as text, with its instant.
     """
 
     id: str
@@ -193,3 +220,4 @@ class SupervisorStatistics:
     restarts: int
     recent_restarts: int
     last_error: BaseException | None
+    last_failure: Failure | None

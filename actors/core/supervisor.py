@@ -34,6 +34,7 @@ from .cell import Cell
 from .children import ActorChild
 from .directives import decide
 from .errors import ActorDeadError, NameTakenError
+from .events import GroupUnparked
 from .exhaustion import come_to_rest, exhaust, look_after_significant
 from .exits import child_exited
 from .future import TrioFuture
@@ -42,7 +43,7 @@ from .ref import TrioActorRef
 from .restarts import Fall, Restarts
 from .rounds import bring_up, halt_all
 from .settling import CRASHED, Exit
-from .specs import ChildSpec, Directive, SupervisorSpec, SupervisorStatistics
+from .specs import ChildSpec, Directive, Failure, SupervisorSpec, SupervisorStatistics
 
 if TYPE_CHECKING:
     from .system import ActorSystem
@@ -62,6 +63,7 @@ class Supervisor:
         self.restart = "permanent"
         self.state: Literal["running", "parked", "stopped"] = "running"
         self.last_error: BaseException | None = None
+        self._failed_ms = 0  # When that was.
         self._children: dict[str, Child] = {}
         self._restarts = Restarts()
         self._lock = trio.Lock()
@@ -99,14 +101,15 @@ class Supervisor:
         return self._restarts.total
 
     def statistics(self) -> SupervisorStatistics:
-        """Return a snapshot."""
+        """Return a snapshot. Any thread."""
         return SupervisorStatistics(
             self.spec.id,
             self.state,
             len(self._children),
             self._restarts.total,
-            self._restarts.recent(self.spec, trio.current_time()),
+            self._restarts.count_recent(self.spec, self.system.wheel.now_s()),
             self.last_error,
+            Failure.of(self.last_error, self._failed_ms),
         )
 
     def walk(self) -> Iterator[Supervisor]:
@@ -183,7 +186,7 @@ class Supervisor:
             return False
         self.state = "running"
         self._restarts.forget()
-        self.system.emit("unparked", self.spec.id)
+        self.system.emit(GroupUnparked, subject=self.spec.id)
         self._soon(self._relaunch)
         return True
 

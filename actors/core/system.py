@@ -14,7 +14,8 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from threading import get_ident
 from types import TracebackType
@@ -29,10 +30,10 @@ from .cell import ActorStatistics, Cell
 from .clock import Clock, SystemClock
 from .deadletters import DeadLetter, Ledger, Quarantined
 from .errors import ActorDeadError, NameTakenError
+from .events import CAPACITY, Event, EventHub, Subscription
 from .ports import (
     DeadLetterSink,
     DeliveryCounts,
-    Event,
     EventSink,
     FaultHooks,
     QuarantineSink,
@@ -43,6 +44,7 @@ from .registry import Names
 from .reminders import MemoryReminders
 from .specs import Directives, SupervisorSpec, check_directives
 from .supervisor import Supervisor
+from .tree import DEPTH, NODES, WIDTH, TreeNode, take_tree
 from .wheel import Wheel
 
 if TYPE_CHECKING:
@@ -118,20 +120,35 @@ class SystemStatistics:
     Attributes:
         name: Its name.
         actors: How many actors live.
+        states: How many of them, by state.
         queued: How many messages wait in their mailboxes.
+        internal: How many items wait in their internal lanes.
+        owed: How many replies they owe.
+        in_flight: How many of them handle something.
+        oldest_s_max: The largest of their bounds on the age of the oldest message, in seconds; see
+            `ActorStatistics`. None where none has any.
+        restarts: How often those that live were started again.
         handled: How many were handled, by actors that live and by those that ended.
         dead_letters: How many dead letters there were, by reason.
         quarantined: How many messages were quarantined, by error.
         sink_failures: How often a host's sink raised.
+        subscribers: How many subscriptions to its events there are.
     """
 
     name: str
     actors: int
+    states: dict[str, int]
     queued: int
+    internal: int
+    owed: int
+    in_flight: int
+    oldest_s_max: float | None
+    restarts: int
     handled: int
     dead_letters: dict[str, int]
     quarantined: dict[str, int]
     sink_failures: int
+    subscribers: int
 
 
 class ActorSystem:
@@ -186,10 +203,11 @@ class ActorSystem:
         )
         self.deliveries: DeliveryCounts | None = None
         self.reminders: Reminders = MemoryReminders(self)
-        self.on_event = on_event
+        self.hub = EventHub(on_event, self.clock.now_ms)
         self.faults = faults
         self.open_calls = 0  # Of host threads, by HostedSystem.run. On the loop thread.
         self.stop_all_on_base_exception = False
+        self.stopwatch: Callable[[], float] = time.perf_counter  # Of batches and ages.
         self.lock = threading.Lock()
         self.names = Names()
         self.cells: dict[Cell, None] = {}
@@ -198,7 +216,6 @@ class ActorSystem:
         self.closing = False  # The nursery may take no more tasks.
         self.ended = False
         self._handled = 0
-        self._event_failures = 0
         self._hooks: dict[str, list[Callable[[], Awaitable[object]]]] = {}
         self._report: ShutdownReport | None = None
         self._killed: list[str] = []
@@ -266,6 +283,7 @@ class ActorSystem:
             _running.set(self._outer)
             for cell in list(self.cells):
                 cell._end(None)
+            self.hub.end()
         return False if plain is not None else swallowed
 
     # -- starting
@@ -397,16 +415,42 @@ class ActorSystem:
         return None if cell is None else cell.ref
 
     def statistics(self) -> SystemStatistics:
-        """Return a snapshot."""
+        """Return a snapshot. Any thread; costs about a microsecond an actor."""
         cells = list(self.cells)
+        states: dict[str, int] = {}
+        oldest: float | None = None
+        queued = internal = owed = in_flight = restarts = handled = 0
+        for cell in cells:
+            box = cell.box
+            states[cell.state] = states.get(cell.state, 0) + 1
+            queued += box.depth
+            internal += len(box.internal or ())
+            owed += len(cell.owed)
+            in_flight += cell.in_flight
+            restarts += max(0, cell.incarnation - 1)
+            handled += cell.handled
+            age = box.oldest_s_max()
+            if age is not None and (oldest is None or age > oldest):
+                oldest = age
         return SystemStatistics(
-            self.name,
-            len(cells),
-            sum(cell.box.depth for cell in cells),
-            self._handled + sum(cell.handled for cell in cells),
-            self.dead_letters.counts,
-            self.quarantine.counts,
-            self.dead_letters.sink_failures + self.quarantine.sink_failures + self._event_failures,
+            name=self.name,
+            actors=len(cells),
+            states=states,
+            queued=queued,
+            internal=internal,
+            owed=owed,
+            in_flight=in_flight,
+            oldest_s_max=oldest,
+            restarts=restarts,
+            handled=self._handled + handled,
+            dead_letters=self.dead_letters.counts,
+            quarantined=self.quarantine.counts,
+            sink_failures=(
+                self.dead_letters.sink_failures
+                + self.quarantine.sink_failures
+                + self.hub.sink_failures
+            ),
+            subscribers=self.hub.subscribers,
         )
 
     def parked_groups(self) -> tuple[Supervisor, ...]:
@@ -416,21 +460,50 @@ class ActorSystem:
         """
         return tuple(group for group in self.root.walk() if group.state == "parked")
 
+    def tree(
+        self, *, depth_max: int = DEPTH, width_max: int = WIDTH, nodes_max: int = NODES
+    ) -> TreeNode:
+        """Return the root supervisor and what is below it; `format_tree` makes it text.
+
+        Not a checkpoint. Any thread.
+
+        Args:
+            depth_max: How many levels are shown, at most 64.
+            width_max: How many children of one supervisor are shown, in start order.
+            nodes_max: How many nodes in all, upper levels first; at most 100,000.
+
+        Raises:
+            ActorDeadError: The system was not started.
+            ValueError: A bound is none.
+        """
+        if self.ident == -1:
+            raise self._not_running()
+        return take_tree(self.root, depth_max=depth_max, width_max=width_max, nodes_max=nodes_max)
+
     def actors(self) -> tuple[ActorStatistics, ...]:
         """Return a snapshot of every live actor."""
         return tuple(cell.statistics() for cell in list(self.cells))
 
-    def emit(
-        self, kind: str, subject: str, incarnation: int = 0, error: BaseException | None = None
-    ) -> None:
-        """Hand an event to whoever looks."""
-        if self.on_event is None:
-            return
-        try:
-            self.on_event(Event(kind, subject, incarnation, error))
-        except Exception:
-            self._event_failures += 1
-            logger.exception("on_event failed; the system goes on")
+    def events(
+        self, *, capacity: int = CAPACITY, kinds: Collection[str] | None = None
+    ) -> Subscription:
+        """Look at what happens from now on: `async for event in system.events():`.
+
+        Not a checkpoint. Any thread; a host thread iterates by a plain `for`, which blocks. Lossy:
+        a reader that is slower than what happens gets `EventsDropped` in the place of what it
+        missed. Nobody waits for a reader. It ends when the system has ended.
+
+        Args:
+            capacity: How many unread events are held.
+            kinds: Only events of these kinds. None is all.
+        """
+        return self.hub.subscribe(capacity, kinds)
+
+    def emit(self, kind: type[Event], **fields: Any) -> None:
+        """Hand an event to whoever looks; where nobody does, none is made. Any thread."""
+        hub = self.hub
+        if hub.watched:
+            hub.emit(kind(at_ms=self.clock.now_ms(), **fields))
 
     def forget(self, cell: Cell) -> None:
         """Take an ended cell out of the system's books."""

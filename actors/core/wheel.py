@@ -90,6 +90,10 @@ class Wheel:
         self._wake_at = math.inf
         self._nudge = trio.Event()
 
+    def now_s(self) -> float:
+        """The time of trio's clock. Any thread."""
+        return self._trio_now()
+
     def arm(self, box: Mailbox, when: float) -> None:
         """Look through a mailbox at `when`, for an ask that was put into it. Any thread."""
         box.alarm = when

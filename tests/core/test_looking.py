@@ -1,0 +1,415 @@
+"""Statistics and the tree: what a snapshot says, from any thread, and what its bounds mean."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import threading
+from random import Random
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from abeyance.actors.core import (
+    ActorDeadError,
+    ActorSystem,
+    Backoff,
+    ChildSpec,
+    HostedSystem,
+    SupervisorSpec,
+    TrioActor,
+    format_tree,
+)
+from abeyance.actors.core.tree import visible
+
+
+class Stopwatch:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class Wall:
+    def now_ms(self):
+        return 1_700_000_000_000
+
+
+class Worker(TrioActor):
+    """Handles what it is told: a function is called, and awaited where there is need."""
+
+    max_deliveries = 1
+
+    async def on_receive(self, message):
+        if callable(message):
+            result = message()
+            return await result if hasattr(result, "__await__") else result
+        return message
+
+
+def told(system):
+    """A worker and the stopwatch that its bounds are read by."""
+    system.stopwatch = stopwatch = Stopwatch()
+    return system.start(Worker), stopwatch
+
+
+def fail(error):
+    raise error
+
+
+async def test_statistics_of_an_actor_that_waits_show_no_age(autojump_clock):
+    async with ActorSystem() as system:
+        ref, stopwatch = told(system)
+        await ref.ask("x")
+        stopwatch.now = 100.0
+        stats = ref.statistics()
+        assert (stats.oldest_s_max, stats.in_flight_s_max, stats.queued) == (None, None, 0)
+        assert (stats.restarts, stats.last_failure, stats.handled) == (0, None, 1)
+
+
+async def test_statistics_of_a_woken_actor_show_no_age_until_it_has_run(autojump_clock):
+    async with ActorSystem() as system:
+        ref, stopwatch = told(system)
+        await ref.ask("x")
+        stopwatch.now = 3_600.0
+        ref.tell("y")
+        # It slept for an hour, and this has waited for no time: an hour would be an invention.
+        assert ref.statistics().queued == 1
+        assert ref.statistics().oldest_s_max is None
+
+
+async def test_oldest_s_max_bounds_the_age_of_what_waits_behind_a_handler(autojump_clock):
+    async with ActorSystem() as system:
+        ref, stopwatch = told(system)
+        await ref.ask("x")
+        stopwatch.now, gate = 50.0, trio.Event()
+        ref.tell(gate.wait)
+        await wait_all_tasks_blocked()
+        stopwatch.now = 52.0
+        ref.tell("y")
+        stopwatch.now = 55.0
+        stats = ref.statistics()
+        assert (stats.queued, stats.in_flight) == (1, True)
+        assert stats.oldest_s_max == 5.0  # It has waited for 3; at most 5 is what is known.
+        assert stats.in_flight_s_max == 5.0
+        assert system.statistics().oldest_s_max == 5.0
+        assert system.statistics().in_flight == 1
+        gate.set()
+
+
+async def test_oldest_s_max_does_not_grow_with_a_backlog_that_moves(autojump_clock):
+    async with ActorSystem() as system:
+        ref, stopwatch = told(system)
+
+        def more():
+            stopwatch.now += 1.0
+            for _ in range(8):
+                ref.tell("x")
+
+        # Each eighth message takes a second and adds eight: the lane is never empty.
+        stopwatch.now = 10.0
+        for _ in range(20):
+            ref.tell("x")
+        left = 60
+
+        def again():
+            nonlocal left
+            left -= 1
+            more()
+            if left:
+                ref.tell(again)
+            else:
+                ages.append(ref.statistics().oldest_s_max)
+
+        ages = []
+        ref.tell(again)
+        await wait_all_tasks_blocked()
+        assert stopwatch.now == 70.0
+        assert ages[0] is not None
+        assert ages[0] < 15.0
+
+
+async def test_oldest_s_max_advances_though_a_host_thread_feeds_short_batches(autojump_clock):
+    async with ActorSystem() as system:
+        ref, stopwatch = told(system)
+        ages = []
+
+        def look():
+            ages.append(ref.statistics().oldest_s_max)
+
+        await ref.ask("x")
+        for _ in range(40):
+            ref._cell.box.spin = True  # As after a wake by a host thread: it goes round unslept.
+            ref.tell(look)
+            ref.tell("x")
+            await trio.lowlevel.checkpoint()
+            stopwatch.now += 1.0
+        known = [age for age in ages if age is not None]
+        assert len(known) > 20
+        assert max(known) <= 4.0
+
+
+async def test_oldest_s_max_counts_on_for_a_group_that_is_parked(autojump_clock):
+    async with ActorSystem() as system:
+        system.stopwatch = stopwatch = Stopwatch()
+        group = await system.start_supervisor(
+            SupervisorSpec("group", (ChildSpec("a", Worker),), intensity=0, on_exhausted="park")
+        )
+        await group.refs["a"].ask("x")
+        stopwatch.now = 100.0
+        group.refs["a"].kill()
+        await wait_all_tasks_blocked()
+        group.refs["a"].tell("x")
+        stopwatch.now = 160.0
+        assert group.refs["a"].statistics().oldest_s_max == 60.0
+        added = await group.start_child(ChildSpec("b", Worker))
+        added.tell("x")
+        stopwatch.now = 200.0
+        assert added.statistics().oldest_s_max == 40.0
+        group.unpark()
+
+
+async def test_oldest_s_max_counts_on_while_a_restart_waits(autojump_clock):
+    async with ActorSystem() as system:
+        system.stopwatch = stopwatch = Stopwatch()
+        group = await system.start_supervisor(SupervisorSpec("group", (ChildSpec("a", Worker),)))
+        ref = group.refs["a"]
+        await ref.ask("x")
+        for _ in range(2):
+            ref.kill()
+            await wait_all_tasks_blocked()
+        assert ref.statistics().state == "waiting"
+        ref.tell("x")
+        stopwatch.now = 60.0
+        assert ref.statistics().oldest_s_max == 60.0
+
+
+async def test_oldest_s_max_is_never_below_the_true_age(autojump_clock, seed):
+    random = Random(seed)
+    async with ActorSystem() as system:
+        system.stopwatch = stopwatch = Stopwatch()
+        sent, wrong = {}, []
+
+        class Checked(TrioActor):
+            max_deliveries = 3
+            seen: set = set()
+
+            def on_receive(self, message):
+                sent.pop(message, None)
+                stopwatch.now += random.random() / 1_000
+                bound = ref.statistics().oldest_s_max
+                if sent and bound is not None:
+                    age = stopwatch.now - min(sent.values())
+                    if bound < age - 1e-9:
+                        wrong.append((message, bound, age))
+                if random.random() < 0.3:
+                    tell()
+                if random.random() < 0.02 and message not in self.seen:
+                    self.seen.add(message)
+                    raise ValueError("again")
+
+        supervisor = await system.start_supervisor(
+            SupervisorSpec(
+                "group",
+                (ChildSpec("a", Checked),),
+                intensity=10_000,
+                backoff=Backoff(initial_s=0.0),
+            )
+        )
+        ref = supervisor.refs["a"]
+        numbers = itertools.count()
+
+        def tell():
+            number = next(numbers)
+            sent[number] = stopwatch.now
+            ref.tell(number)
+
+        for _ in range(300):
+            for _ in range(random.choice([0, 1, 3, 9, 40])):
+                tell()
+            # Time passes only while the actor sleeps or handles something: the loop's own delay is
+            # what the bound leaves out.
+            if random.random() < 0.5:
+                await wait_all_tasks_blocked()
+                stopwatch.now += random.random() * 10
+            else:
+                await trio.lowlevel.checkpoint()
+        await wait_all_tasks_blocked()
+        assert wrong == []
+        assert next(numbers) > 3_000
+        assert ref.statistics().restarts > 10
+
+
+async def test_statistics_name_the_last_failure_with_its_instant(autojump_clock):
+    async with ActorSystem(clock=Wall()) as system:
+        group = await system.start_supervisor(
+            SupervisorSpec("group", (ChildSpec("a", Worker),), intensity=1, on_exhausted="park")
+        )
+        ref = group.refs["a"]
+        for _ in range(2):
+            ref.tell(lambda: fail(ValueError("no luck")))
+            await wait_all_tasks_blocked()
+        failure = ref.statistics().last_failure
+        assert dataclasses.astuple(failure) == ("ValueError", "no luck", Wall().now_ms())
+        failure = group.statistics().last_failure
+        assert (failure.type, failure.at_ms) == ("IntensityExceededError", Wall().now_ms())
+        assert ref.statistics().restarts == 1
+        assert ref.statistics().quarantined == 2
+        assert system.statistics().restarts == 1
+        assert system.statistics().states == {"held": 1}
+
+
+async def test_statistics_survive_an_error_whose_text_cannot_be_had(autojump_clock):
+    class MuteError(Exception):
+        def __str__(self):
+            raise RuntimeError("mute")
+
+    async with ActorSystem() as system:
+        group = await system.start_supervisor(SupervisorSpec("g", (ChildSpec("a", Worker),)))
+        events = system.events(kinds=["crashed"])
+        group.refs["a"]._cell.kill("mute")
+        group.refs["a"]._cell.failure = MuteError()
+        await wait_all_tasks_blocked()
+        assert "cannot be had" in group.refs["a"].statistics().last_failure.text
+        assert "cannot be had" in (await anext(events)).as_json()["error"]["text"]
+
+
+async def test_statistics_are_frozen(autojump_clock):
+    async with ActorSystem() as system:
+        ref = system.start(Worker)
+        for snapshot in (ref.statistics(), system.statistics(), system.root.statistics()):
+            field = dataclasses.fields(snapshot)[0].name
+            with pytest.raises(dataclasses.FrozenInstanceError):
+                setattr(snapshot, field, 0)
+
+
+def test_statistics_and_tree_are_had_from_host_threads_while_actors_come_and_go():
+    class Fleeting(TrioActor):
+        def on_start(self):
+            self.stop()
+
+    failures = []
+    with HostedSystem() as system:
+        done = threading.Event()
+
+        def look():
+            try:
+                while not done.is_set():
+                    system.statistics()
+                    system.system.actors()
+                    system.system.user.statistics()
+                    format_tree(system.tree())
+            except Exception as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=look) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for _ in range(300):
+            system.start(Fleeting)
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert failures == []
+
+
+async def planted(system):
+    """Three levels: groups, a group in a group, actors."""
+    outer = await system.start_supervisor(
+        SupervisorSpec("outer", (ChildSpec("a", Worker, name="a"),), strategy="rest_for_one")
+    )
+    inner = await system.start_supervisor(
+        SupervisorSpec(
+            "inner",
+            (
+                ChildSpec("b", Worker, name="b"),
+                ChildSpec("c", Worker, name="c", restart="temporary"),
+            ),
+        ),
+        parent=outer,
+    )
+    return outer, inner
+
+
+async def test_tree_shows_supervisors_children_states_and_failures(autojump_clock):
+    async with ActorSystem(clock=Wall()) as system:
+        _, inner = await planted(system)
+        inner.refs["b"].tell(lambda: fail(ValueError("no luck")))
+        await wait_all_tasks_blocked()
+        gate = trio.Event()
+        inner.refs["c"].tell(gate.wait)
+        await wait_all_tasks_blocked()
+        inner.refs["c"].tell("x")
+        text = format_tree(system.tree())
+        assert text.splitlines()[:5] == [
+            "root  one_for_one  running",
+            "├── user  one_for_one  running",
+            "└── outer  rest_for_one  running",
+            "    ├── a  running",
+            "    └── inner  one_for_one  running  1 restart (1 recent)",
+        ]
+        assert text.splitlines()[5] == (
+            "        ├── b  running  1 restart  last failure ValueError: no luck"
+        )
+        assert text.splitlines()[6].startswith("        └── c  running  1 queued (at most ")
+        assert text.splitlines()[6].endswith(" s)  temporary")
+        assert len(text.splitlines()) == 7
+        gate.set()
+
+
+async def test_tree_is_bounded_in_depth_and_says_what_it_leaves_out(autojump_clock):
+    async with ActorSystem() as system:
+        await planted(system)
+        top = system.tree(depth_max=2)
+        assert [(node.id, node.left_out) for node in top.children] == [("user", 0), ("outer", 2)]
+        assert "└── … 2 more" in format_tree(top)
+
+
+async def test_tree_is_bounded_in_width_and_in_all_for_many_actors(autojump_clock):
+    async with ActorSystem() as system:
+        for _ in range(3_000):
+            system.start(Worker)
+        user = system.tree().children[0]
+        assert (len(user.children), user.left_out) == (100, 2_900)
+        tree = system.tree(width_max=3_000, nodes_max=500)
+        assert 1 + len(tree.children) + len(tree.children[0].children) == 500
+        assert tree.children[0].left_out == 2_502
+        assert len(format_tree(tree).splitlines()) == 501
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [{"depth_max": 0}, {"depth_max": 65}, {"width_max": 0}, {"nodes_max": 100_001},
+     {"nodes_max": True}, {"width_max": 1.5}],
+    ids=str,
+)  # fmt: skip
+async def test_tree_refuses_a_bound_that_is_none(autojump_clock, bounds):
+    async with ActorSystem() as system:
+        with pytest.raises(ValueError, match=next(iter(bounds))):
+            system.tree(**bounds)
+
+
+def test_tree_of_a_system_that_never_ran_is_refused():
+    with pytest.raises(ActorDeadError):
+        ActorSystem().tree()
+
+
+async def test_tree_text_holds_no_control_character_of_a_name_or_an_error(autojump_clock):
+    evil = "\x1b[2J\r\n\u202e\x9b\x07"
+    async with ActorSystem() as system:
+        group = await system.start_supervisor(
+            SupervisorSpec(f"g{evil}", (ChildSpec("a", Worker, name=f"a{evil}"),))
+        )
+        group.refs["a"].tell(lambda: fail(ValueError(evil)))
+        await wait_all_tasks_blocked()
+        text = format_tree(system.tree())
+        assert all(line.isprintable() for line in text.split("\n"))
+        assert len(text.split("\n")) == 4
+        assert r"a\x1b[2J\r\n\u202e\x9b\x07" in text
+
+
+def test_visible_text_is_cut_off_where_it_is_long():
+    assert visible("a" * 300, 5) == "aaaaa…"
+    assert visible("ab\ud800") == r"ab\ud800"
