@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal, Self, overload
@@ -19,6 +19,8 @@ from trio.lowlevel import in_trio_run
 from .core import AskTable, HostedSystem, TrioFuture, chain, in_chain
 from .core.clock import Clock, SystemClock
 from .core.errors import ActorDeadError, WouldDeadlockError
+from .core.events import CAPACITY, Subscription
+from .core.tree import DEPTH, NODES, WIDTH, TreeNode
 from .domain.asks import ASKS
 from .domain.errors import RuntimeClosedError
 from .domain.ingress import Content
@@ -221,6 +223,23 @@ class HostedRuntime:
 
         found: RuntimeStatus = self._call(read, True)
         return found
+
+    def tree(
+        self, *, depth_max: int = DEPTH, width_max: int = WIDTH, nodes_max: int = NODES
+    ) -> TreeNode:
+        """The tree of supervisors and actors. As `Runtime.tree`."""
+        _, runtime = self._check_open()
+        return runtime.tree(depth_max=depth_max, width_max=width_max, nodes_max=nodes_max)
+
+    def events(
+        self, *, capacity: int = CAPACITY, kinds: Collection[str] | None = None
+    ) -> Subscription:
+        """What happens from now on: `for event in host.events():` blocks until the next.
+
+        As `Runtime.events`.
+        """
+        _, runtime = self._check_open()
+        return runtime.events(capacity=capacity, kinds=kinds)
 
     def _check_open(self) -> tuple[HostedSystem, Runtime]:
         host, runtime = self._host, self._runtime

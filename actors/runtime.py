@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +27,8 @@ from abeyance.storage.tables.agents import Agent as AgentRecord
 from .core import ActorSystem, ChildSpec, Supervisor, SupervisorSpec, TrioActorRef
 from .core.clock import Clock
 from .core.errors import ActorDeadError
+from .core.events import CAPACITY, Subscription
+from .core.tree import DEPTH, NODES, WIDTH, TreeNode
 from .domain.agent import Agent, AgentView, StopTurns
 from .domain.alarm import Alarm
 from .domain.errors import (
@@ -371,6 +374,30 @@ class Runtime:
             dead_letters=self._system.dead_letters.total,
             quarantine=self._system.quarantine.total,
         )
+
+    def tree(
+        self, *, depth_max: int = DEPTH, width_max: int = WIDTH, nodes_max: int = NODES
+    ) -> TreeNode:
+        """The tree of supervisors and actors, bounded. As `ActorSystem.tree`; any thread."""
+        self._check_open()
+        return self._system.tree(depth_max=depth_max, width_max=width_max, nodes_max=nodes_max)
+
+    def events(
+        self, *, capacity: int = CAPACITY, kinds: Collection[str] | None = None
+    ) -> Subscription:
+        """Look at what happens from now on: `async for event in runtime.events():`.
+
+        For looking: lossy for a slow reader, who is told in place how many it missed. What must be
+        acted on is read from its record. Not a checkpoint; any thread; ends with the system. As
+        `ActorSystem.events`, with the events of agents beside those of actors; `abeyance.actors.
+        events` has the classes.
+
+        Args:
+            capacity: How many unread events are held.
+            kinds: Only events of these kinds. None is all.
+        """
+        self._check_open()
+        return self._system.events(capacity=capacity, kinds=kinds)
 
     def _agent_status(self, name: str) -> AgentStatus:
         member = self._members[name]

@@ -30,6 +30,7 @@ from .tasks import start_task
 if TYPE_CHECKING:
     import trio
 
+    from .events import Event
     from .system import ActorSystem
     from .wheel import Timer
 
@@ -423,6 +424,17 @@ class TrioActor(pykka.Actor):
         if self._cell.name is None:
             raise ValueError(f"{self._cell} has no name, so it has no reminders")
         self._cell.system.reminders.cancel(self._cell.name, name)
+
+    def emit(self, kind: type[Event], **fields: Any) -> None:
+        """Hand an event to whoever looks; where nobody does, none is made.
+
+        Not a checkpoint; does not raise for what a reader does.
+
+        Args:
+            kind: The event's class.
+            fields: Its fields but for `at_ms`.
+        """
+        self._cell.system.emit(kind, **fields)
 
     def watch(self, ref: TrioActorRef[Any]) -> None:
         """Get `Ended` in `on_ended` each time an incarnation of the actor ends, and at its end.

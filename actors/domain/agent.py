@@ -24,6 +24,7 @@ import trio
 from abeyance.actors.core import LATER, Answer, Reply, TrioActor
 from abeyance.storage.tables.slots import Turn
 
+from . import events
 from .errors import OwnershipLostError
 from .persistence import PAUSE_MAX_S, may_land_later
 from .protocol import (
@@ -186,6 +187,14 @@ class Agent(TrioActor):
         self._view.turn = TurnTask(start, self._settings, self._seams)
         self._view.activity = "running"
         self._released = False
+        self.emit(
+            events.TurnStarted,
+            agent=start.agent,
+            turn=start.turn,
+            round=start.round,
+            attempts=start.attempts,
+            model=self._settings.model,
+        )
         self.pipe(self._run, self._view.turn, tag=self._turn_over)
 
     async def _run(self, turn: TurnTask) -> TurnEnded | TurnHeld:
@@ -201,9 +210,18 @@ class Agent(TrioActor):
         if self._is_lost(answer.error):
             return
         outcome: TurnEnded | TurnHeld = answer.unwrap()
-        self._view.turn = self._turn_scope = None
+        turn, self._view.turn, self._turn_scope = self._view.turn, None, None
+        assert turn is not None
         if isinstance(outcome, TurnHeld):
-            self._hold(outcome.deferral)
+            self._hold(outcome.deferral, turn.start.turn)
+        else:
+            self.emit(
+                events.TurnEnded,
+                agent=self._settings.name,
+                turn=turn.start.turn,
+                round=turn.round,
+                state=outcome.state,
+            )
         if self.kept.stopping:
             self._rest()
         elif isinstance(outcome, TurnHeld):
@@ -224,8 +242,22 @@ class Agent(TrioActor):
         self._tell_stoppers()
         return True
 
-    def _hold(self, deferral: Deferral) -> None:
+    def _hold(self, deferral: Deferral, turn: int | None = None) -> None:
         self._view.activity, self._view.held = "held", deferral
+        self.emit(
+            events.HoldBegan,
+            agent=self._settings.name,
+            turn=turn,
+            model=deferral.model,
+            cause=deferral.cause,
+            deadline_ms=deferral.deadline_ms,
+            reason=deferral.reason,
+        )
+
+    def _end_hold(self) -> None:
+        held, self._view.held = self._view.held, None
+        assert held is not None
+        self.emit(events.HoldEnded, agent=self._settings.name, model=held.model, cause=held.cause)
 
     def _watch_hold(self) -> None:
         """Ask again when the wait ends, and on a cadence: its row may heal, or be released by a
@@ -259,7 +291,7 @@ class Agent(TrioActor):
         if self._view.held.cause == "quota":
             # No record stands behind this hold: an operator's word ends it, and nothing else.
             if self._released:
-                self._view.held = None
+                self._end_hold()
                 self._start()
             else:
                 self._tell_idlers()
@@ -277,7 +309,7 @@ class Agent(TrioActor):
             self._watch_hold()
             self._tell_idlers()
             return
-        self._view.held = None
+        self._end_hold()
         self._alarm.tell(ForgetInstant(self._settings.name))
         self._start()
 

@@ -16,6 +16,7 @@ no outcome: the next incarnation goes on waiting for it.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import time
 from collections import deque
@@ -36,6 +37,7 @@ from abeyance.storage.store import (
     Store,
 )
 
+from . import events
 from .errors import not_stored
 from .protocol import Requests
 from .redelivery import Redelivered
@@ -43,6 +45,9 @@ from .redelivery import Redelivered
 BATCH_REQUESTS_MAX: Final = 256
 SETTLE_SLICE: Final = 64
 """Replies resumed before the loop gets a turn; keeps the stall small with thousands of senders."""
+OVERDUE_S: Final = 0.05
+"""A commit that is out for longer is an event."""
+LATENCY_BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 YIELD_EVERY_S: Final = 0.005
 YIELD_S: Final = 0.001
 """A saturated loop starves the writer thread of the GIL; while a commit is out and tasks are
@@ -63,6 +68,18 @@ class _Entry:
         self.outcomes: list[Outcome] = []
 
 
+class CommitLatency:
+    """How long commits took, from the handing over of a batch to its outcomes."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(LATENCY_BOUNDS_S) + 1)
+        self.sum_s = 0.0
+
+    def add(self, took_s: float) -> None:
+        self.counts[bisect.bisect_left(LATENCY_BOUNDS_S, took_s)] += 1
+        self.sum_s += took_s
+
+
 class JournalKept:
     """What outlives an incarnation: the queue, the batch that is out, and refused chains."""
 
@@ -78,6 +95,9 @@ class JournalKept:
         self.singly = 0
         """So many entries at the queue's head go one a batch: one of them is no request."""
         self.lost: Exception | None = None
+        self.out_since_s = 0.0  # When the batch that is out was handed over, by trio's clock.
+        self.is_overdue = False
+        self.latency = CommitLatency()
         self.batches = 0
         self.requests = 0
 
@@ -160,6 +180,8 @@ class Journal(TrioActor):
                 return
 
         kept.out = batch
+        kept.out_since_s = trio.current_time()
+        kept.is_overdue = False
         try:
             self._store.submit([request for entry in batch for request in entry.requests], done)
         except InvalidRequestError as error:
@@ -210,13 +232,23 @@ class Journal(TrioActor):
             while not kept.answered.is_set():
                 with trio.move_on_after(YIELD_EVERY_S):
                     await kept.answered.wait()
+                self._look_at_overdue()
                 if not kept.answered.is_set() and _loop_is_busy():
                     time.sleep(YIELD_S)  # noqa: ASYNC251 - gives up the GIL, on purpose and bounded.
             if kept.outcomes is not None:
+                kept.latency.add(trio.current_time() - kept.out_since_s)
                 return kept.outcomes
             kept.answered = trio.Event()
             kept.service = None
             self._store.service()
+
+    def _look_at_overdue(self) -> None:
+        kept = self.kept
+        out_s = trio.current_time() - kept.out_since_s
+        if out_s > OVERDUE_S and not kept.is_overdue:
+            kept.is_overdue = True
+            out = sum(len(entry.requests) for entry in kept.out or ())
+            self.emit(events.CommitOverdue, requests=out, outstanding_ms=round(out_s * 1_000))
 
     def _learn(self, outcomes: Sequence[Outcome]) -> None:
         """Take the outcomes in, without an await, so that a crash finds them in the cell."""

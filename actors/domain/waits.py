@@ -40,6 +40,7 @@ from abeyance.storage.store import (
 from abeyance.storage.tables.fields import INSTANT_MS_MAX, REASON_CHARS_MAX
 from abeyance.storage.tables.waits import LogLine, Wait, WaitReleased
 
+from . import events
 from .errors import NotStoredError
 from .ingress import clean_text
 from .protocol import (
@@ -303,8 +304,24 @@ class Ledger(TrioActor):
     def _landed(self, acts: Sequence[WaitAct]) -> None:
         for act in acts:
             act.durable = True
+        for act in self._book.pending:
+            if act.durable:
+                self._announce(act)
         self._book.pending[:] = [act for act in self._book.pending if not act.durable]
         self._answer_waiting(still=[each for each in self.kept.waiting if not each.is_durable])
+
+    def _announce(self, act: WaitAct) -> None:
+        (agent, model), record = act.key, act.record
+        if isinstance(record, Wait):
+            self.emit(
+                events.WaitRecorded,
+                agent=agent,
+                model=model,
+                deadline_ms=record.deadline_ms,
+                reason=record.reason,
+            )
+        else:
+            self.emit(events.WaitReleased, agent=agent, model=model, by=record.by)
 
     def _answer_waiting(self, still: Sequence[_Waiting] = ()) -> None:
         """Answer everyone who waits, but for those who wait on."""

@@ -27,6 +27,7 @@ from rich.console import Console
 
 from abeyance.actors._version import __version__
 from abeyance.actors.core.errors import AbeyanceError
+from abeyance.actors.core.tree import DEPTH, DEPTH_MAX, NODES_MAX, WIDTH, format_tree
 from abeyance.actors.domain.errors import UnknownAgentError
 from abeyance.actors.domain.ingress import check_name, clean_text
 from abeyance.storage.errors import (
@@ -48,6 +49,7 @@ from .protocol import (
     ReleaseReport,
     StateUnusableError,
     StatusReport,
+    TreeReport,
     WaitReport,
     WaitsReport,
 )
@@ -215,6 +217,34 @@ def release(
         _drop_output()
         cause = error.strerror if isinstance(error, OSError) else "nobody reads it"
         _say(f"the release was done; what it lifted cannot be printed ({cause})")
+
+
+@app.command()
+def tree(
+    directory: StateDir,
+    depth: Annotated[
+        int, typer.Option(metavar="N", min=1, max=DEPTH_MAX, help="How many levels.")
+    ] = DEPTH,
+    width: Annotated[
+        int,
+        typer.Option(metavar="N", min=1, max=NODES_MAX, help="Children of one supervisor."),
+    ] = WIDTH,
+    as_json: AsJson = False,
+) -> None:
+    """Show a running host's supervisors and actors, what waits for them and how they failed."""
+    try:
+        target = ControlClient(directory)
+    except NoHostError:
+        StoppedStore(directory).close()  # What is no store at all is refused as such.
+        raise NoHostError(
+            f"no running host serves {directory}; the tree of actors exists only in a running "
+            "host; nothing was done; see the status for what the store holds"
+        ) from None
+    try:
+        found = target.tree(depth=depth, width=width)
+    finally:
+        target.close()
+    typer.echo(json_text(TreeReport(tree=found)) if as_json else format_tree(found))
 
 
 @app.command("check")

@@ -20,18 +20,23 @@ from typing import Final, Self, TypeVar
 
 import msgspec
 
+from abeyance.actors.core.tree import DEPTH, WIDTH
+
 from .address import SOCKET_NAME, socket_address
 from .protocol import (
     PROTOCOL,
     REPLY_BYTES_MAX,
     ControlError,
     Hello,
+    NodeReport,
     ReleaseReport,
     ReleaseRequest,
     Reply,
     Request,
     StatusReport,
     StatusRequest,
+    TreeReport,
+    TreeRequest,
     UnsupportedProtocolError,
     WaitReport,
     WaitsReport,
@@ -141,6 +146,14 @@ class ControlClient:
         """
         request = WaitsRequest(agent=msgspec.UNSET if agent is None else agent)
         return self._ask(request, WaitsReport).waits
+
+    def tree(self, *, depth: int = DEPTH, width: int = WIDTH) -> NodeReport:
+        """The host's supervisors and actors.
+
+        Raises:
+            RefusedByHostError, HostSilentError: As they say; nothing changed.
+        """
+        return self._ask(TreeRequest(depth=depth, width=width), TreeReport).tree
 
     def release(
         self, agent: str, model: str | None = None, *, requester: str | None = None

@@ -31,13 +31,16 @@ from abeyance.storage.locks import FileLock
 
 from .address import LOCK_NAME, SOCKET_NAME, socket_address
 from .protocol import (
+    ERROR_CHARS_MAX,
     PROTOCOL,
     REPLY_BYTES_MAX,
     REQUEST_BYTES_MAX,
     AgentReport,
     ControlError,
+    FailureReport,
     HeldReport,
     Hello,
+    NodeReport,
     ReleasedReport,
     ReleaseReport,
     ReleaseRequest,
@@ -45,6 +48,8 @@ from .protocol import (
     RequestTooLargeError,
     StatusReport,
     StatusRequest,
+    TreeReport,
+    TreeRequest,
     WaitReport,
     WaitsReport,
     clean_requester,
@@ -72,6 +77,9 @@ class Controlled(Protocol):
 
     def provider_waits(self, agent: str | None = None) -> Sequence[Any]:
         """The binding waits of one agent, or of all."""
+
+    def tree(self, *, depth_max: int, width_max: int) -> Any:
+        """The structure that `NodeReport` mirrors, attribute by attribute."""
 
     async def release_provider_wait(
         self, agent: str, model: str | None = None, *, requester: str
@@ -215,6 +223,9 @@ class _Server:
             return ReleaseReport(
                 released=tuple(_mirror(item, ReleasedReport) for item in receipt.released)
             )
+        if isinstance(request, TreeRequest):
+            tree = self._runtime.tree(depth_max=request.depth, width_max=request.width)
+            return TreeReport(tree=report_tree(tree))
         agent = None if request.agent is msgspec.UNSET else request.agent
         waits = self._runtime.provider_waits(agent)
         return WaitsReport(waits=tuple(_mirror(wait, WaitReport) for wait in waits))
@@ -228,6 +239,20 @@ def report_status(status: Any) -> StatusReport:
     )
     waits = tuple(_mirror(wait, WaitReport) for wait in status.waits)
     return _mirror(status, StatusReport, agents=agents, waits=waits, open_pids=())
+
+
+def report_tree(node: Any) -> NodeReport:
+    """Copy a tree into the shape that travels. Its texts are bounded as those of errors are."""
+    failure = node.last_failure
+    return _mirror(
+        node,
+        NodeReport,
+        children=tuple(map(report_tree, node.children)),
+        last_failure=failure
+        and FailureReport(
+            type=failure.type, text=failure.text[:ERROR_CHARS_MAX], at_ms=failure.at_ms
+        ),
+    )
 
 
 _T = TypeVar("_T", bound=msgspec.Struct)

@@ -16,11 +16,12 @@ Pure: no socket, no event loop.
 from __future__ import annotations
 
 import re
-from typing import ClassVar, Final, TypeAlias
+from typing import Annotated, ClassVar, Final, TypeAlias
 
 import msgspec
 
 from abeyance.actors.core.errors import AbeyanceError
+from abeyance.actors.core.tree import DEPTH, DEPTH_MAX, NODES_MAX, WIDTH
 from abeyance.actors.domain.ingress import check_name, clean_text
 
 PROTOCOL: Final = 1
@@ -118,7 +119,14 @@ class ReleaseRequest(_Request, frozen=True, tag="release"):
         return self.model
 
 
-Request: TypeAlias = StatusRequest | WaitsRequest | ReleaseRequest
+class TreeRequest(_Request, frozen=True, tag="tree"):
+    """The host's supervisors and actors: so many levels, and children of one supervisor."""
+
+    depth: Annotated[int, msgspec.Meta(ge=1, le=DEPTH_MAX)] = DEPTH
+    width: Annotated[int, msgspec.Meta(ge=1, le=NODES_MAX)] = WIDTH
+
+
+Request: TypeAlias = StatusRequest | WaitsRequest | ReleaseRequest | TreeRequest
 
 
 class HeldReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,6 +217,41 @@ class ReleaseReport(msgspec.Struct, frozen=True, kw_only=True):
     released: tuple[ReleasedReport, ...]
 
 
+class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What something last failed with."""
+
+    type: str
+    text: str
+    at_ms: int
+
+
+class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A supervisor, or an actor, and what is below it. Mirrors `core.tree.TreeNode`."""
+
+    kind: str
+    id: str
+    name: str
+    state: str
+    strategy: str | None
+    restart: str
+    incarnation: int
+    restarts: int
+    recent_restarts: int
+    queued: int
+    oldest_s_max: float | None
+    in_flight_s_max: float | None
+    handled: int
+    last_failure: FailureReport | None
+    children: tuple[NodeReport, ...]
+    left_out: int
+
+
+class TreeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to `tree`."""
+
+    tree: NodeReport
+
+
 class ErrorReport(msgspec.Struct, frozen=True, kw_only=True):
     """Why a request was refused or failed. `text` is one line."""
 
@@ -236,7 +279,7 @@ class _Envelope(msgspec.Struct, frozen=True):
 
 
 _envelopes = msgspec.json.Decoder(_Envelope)
-_VERBS: Final = ("status", "waits", "release")
+_VERBS: Final = ("status", "waits", "release", "tree")
 
 
 def read_request(line: bytes) -> Request:

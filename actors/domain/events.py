@@ -1,0 +1,138 @@
+"""Events of agents: what happened to their turns, holds and waits, and to the commits beneath.
+
+Emitted by the actor that did it, through the system's hub (`core.events`); each class says whether
+the store has it by then. For looking only: nothing of the runtime is decided by an event.
+
+Any thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from abeyance.actors.core import Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentEvent(Event):
+    """Something happened to an agent.
+
+    Attributes:
+        agent: Its name.
+    """
+
+    agent: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnStarted(AgentEvent):
+    """A turn's task starts; the turn's row says so. Again after a hold, or after a crash.
+
+    Attributes:
+        turn: The turn's number.
+        round: The rounds it has recorded.
+        attempts: Which life of its task, from 1, since it last recorded a round.
+        model: The model it asks.
+    """
+
+    kind: ClassVar[str] = "turn_started"
+    turn: int
+    round: int
+    attempts: int
+    model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnEnded(AgentEvent):
+    """A turn is over; the turn's row says so.
+
+    Attributes:
+        turn: The turn's number.
+        round: The rounds it recorded.
+        state: `done`, `failed` or `cancelled`.
+    """
+
+    kind: ClassVar[str] = "turn_ended"
+    turn: int
+    round: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldBegan(AgentEvent):
+    """A turn was put down; the turn's row says so.
+
+    Attributes:
+        turn: The turn's number. None for a hold that stood when the agent was added.
+        model: The model it waits for.
+        cause: `wait`, `unreadable` or `quota`.
+        deadline_ms: When it ends. None where only a release ends it, or for one that stood already:
+            the wait that it names has it.
+        reason: What was stated.
+    """
+
+    kind: ClassVar[str] = "hold_began"
+    turn: int | None
+    model: str
+    cause: str
+    deadline_ms: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldEnded(AgentEvent):
+    """Nothing holds the turn any more, and it is asked for again.
+
+    Attributes:
+        model: The model it waited for.
+        cause: What held it.
+    """
+
+    kind: ClassVar[str] = "hold_ended"
+    model: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitRecorded(AgentEvent):
+    """A stated wait is in the store. It bound in this process before.
+
+    Attributes:
+        model: The model that is waited for.
+        deadline_ms: When it ends; None where only a release ends it.
+        reason: What was stated.
+    """
+
+    kind: ClassVar[str] = "wait_recorded"
+    model: str
+    deadline_ms: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitReleased(AgentEvent):
+    """The release of a wait is in the store.
+
+    Attributes:
+        model: The model.
+        by: Who released it.
+    """
+
+    kind: ClassVar[str] = "wait_released"
+    model: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitOverdue(Event):
+    """A commit has been out for longer than `OVERDUE_S`. Once a commit.
+
+    Attributes:
+        requests: How many requests it holds.
+        outstanding_ms: For how long, when it was noticed.
+    """
+
+    kind: ClassVar[str] = "commit_overdue"
+    requests: int
+    outstanding_ms: int
