@@ -38,7 +38,7 @@ FAMILIES = (
         "no; what was handed over comes back on the error",
         "the caller",
         """
-        ActorDeadError MailboxFullError AskCycleError UndeclaredAskError WouldDeadlockError
+        ActorDeadError ActorUnavailableError MailboxFullError MessageCoalescedError AskCycleError UndeclaredAskError WouldDeadlockError
         FutureSettledError NameTakenError
         UnknownEntryError ReplaysExceededError MessageNotKeptError
         AgentExistsError AgentOwnedElsewhereError InboxFullError MessageConflictError

@@ -11,6 +11,7 @@ from .errors import (
     ActorCrashError,
     ActorDeadError,
     ActorKilledError,
+    ActorUnavailableError,
     AskCycleError,
     AskTimeoutError,
     ChildStartError,
@@ -20,6 +21,7 @@ from .errors import (
     LongAwaitError,
     MailboxClosedError,
     MailboxFullError,
+    MessageCoalescedError,
     MessageNotKeptError,
     NameTakenError,
     OutcomeUnknownError,
@@ -48,6 +50,7 @@ from .events import (
 )
 from .future import TrioFuture
 from .hosted import HostedSystem
+from .mailbox import MailboxStatistics
 from .ports import (
     DeadLetterSink,
     DeliveryCounts,
@@ -76,6 +79,7 @@ __all__ = [
     "ActorStatistics",
     "ActorStopped",
     "ActorSystem",
+    "ActorUnavailableError",
     "Answer",
     "AskCycleError",
     "AskTable",
@@ -106,6 +110,8 @@ __all__ = [
     "MailboxFullError",
     "MailboxHigh",
     "MailboxLow",
+    "MailboxStatistics",
+    "MessageCoalescedError",
     "MessageNotKeptError",
     "NameTakenError",
     "Origin",

@@ -11,7 +11,7 @@ Its hooks and handlers run on the loop thread.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Hashable
 from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -20,8 +20,8 @@ import pykka
 
 from .asks import STANCE, check_ring, check_table
 from .cell import BIRTHS, Cell
-from .envelope import ANSWER, TIMER, Answer, Ended, Reminder
-from .errors import ActorDeadError, AskCycleError, MailboxFullError
+from .envelope import ANSWER, LATER, TIMER, Answer, Ended, Later, Reminder
+from .errors import REFUSALS, AskCycleError
 from .future import Outcome, Target, TrioFuture
 from .ref import TrioActorRef
 from .settling import drop_internal
@@ -139,10 +139,29 @@ class TrioActor(pykka.Actor):
     """What the table of asks and debug mode know it as."""
 
     mailbox_capacity: ClassVar[int] = 10_000
-    """The bound of the user lane."""
+    """The bound of the user lane and the stash together."""
 
     overflow: ClassVar[str] = "reject"
-    """What happens to a message beyond it: `reject`, `block`, `drop_oldest` or `drop_newest`."""
+    """What happens to a message beyond it: `reject`, `block`, `drop_oldest`, `drop_newest`, or
+    `coalesce`, which also lets a message take the place of a queued one of the same key."""
+
+    block_timeout_s: ClassVar[float | None] = None
+    """How long `block` blocks a host thread, at most. None is without a bound."""
+
+    mailbox_high: ClassVar[int | None] = None
+    """How many messages the mailbox holds when the event `MailboxHigh` is emitted. None is four
+    fifths of the capacity, 0 is never. It is emitted again only after a `MailboxLow`."""
+
+    mailbox_low: ClassVar[int | None] = None
+    """To how many it falls, after that, when `MailboxLow` is. None is half of the capacity, or one
+    less than `mailbox_high` where that is less."""
+
+    while_suspended: ClassVar[str] = "queue"
+    """What becomes of an ask sent while the actor is suspended: `queue`, or `fail` at once with
+    `ActorUnavailableError`."""
+
+    while_restarting: ClassVar[str] = "queue"
+    """The same between two incarnations: from the end of one to the `on_start` of the next."""
 
     max_deliveries: ClassVar[int] = 1
     """1: at most once. n: at least once, up to n deliveries of a message whose handler crashes."""
@@ -177,6 +196,15 @@ class TrioActor(pykka.Actor):
     @classmethod
     def make_kept(cls) -> Any:
         """Return what the cell keeps over all incarnations, as `self.kept`. Called once a cell."""
+        return None
+
+    @staticmethod
+    def coalesce_key(message: Any) -> Hashable | None:
+        """Return the key by which a newer message replaces a queued one; None for neither.
+
+        Only where `overflow` is `coalesce`. Called on each sender's thread with each message but
+        those of pykka's proxies. What it raises is raised at the sender; nothing was sent.
+        """
         return None
 
     # -- pykka's hooks for implementors of an actor type
@@ -289,6 +317,30 @@ class TrioActor(pykka.Actor):
         target, over = self._cell.owe()
         return Reply(self._cell, target, over)
 
+    def stash(self) -> Later:
+        """Put the message being handled aside, to be handled again after `unstash_all()`.
+
+        Not a checkpoint. It counts against `mailbox_capacity`, and an ask can still be answered and
+        still expires. What the handler returns is not a reply: `return self.stash()`. If it raises
+        after this, the message is out of the stash again, as the one that was being handled. A
+        crash brings what is stashed back before the queue, uncounted; the end of the actor makes
+        it dead letters.
+
+        Raises:
+            RuntimeError: No message of the user lane is being handled, it was stashed already, or
+                its reply handle was taken.
+        """
+        self._cell.stash()
+        return LATER
+
+    def unstash_all(self) -> int:
+        """Put what was stashed before everything in the user lane, in the order it was stashed.
+
+        Not a checkpoint. What the running handler stashed itself stays for the next time. Returns
+        how many were put back.
+        """
+        return self._cell.unstash()
+
     def ask(
         self,
         ref: TrioActorRef[Any],
@@ -334,7 +386,7 @@ class TrioActor(pykka.Actor):
             request._deadline = deadline = asked.system.wheel.now() + timeout_s
         try:
             asked.box.offer((message, request, 0))
-        except (ActorDeadError, MailboxFullError) as exc:
+        except REFUSALS as exc:
             request._fail(exc)
         if deadline < asked.box.alarm:
             asked.system.wheel.arm(asked.box, deadline)

@@ -10,7 +10,8 @@ Invariants:
         returned and its target was settled; nothing destructive is raced or timed out.
     I3. `owed` holds, in the order they came, the envelopes whose handlers returned `LATER`.
     I4. Of two incarnations nothing runs at the same time: the tasks of the first have ended.
-    I5. accepted = handled + dead letters + quarantined + queued + owed + in flight.
+    I5. accepted = handled + dead letters + quarantined + queued + stashed + owed + in flight, where
+        one that its running handler stashed counts as stashed. `accounted()` is the right side.
     I6. `halt` and `end` return within twice the shutdown time and `KILLED_S`. An incarnation that
         has not ended by then, because what it waits for is shielded, ends when that has come, and
         no other starts before.
@@ -34,11 +35,11 @@ import trio
 
 from .asks import STANCE, Stance
 from .directives import resumes
-from .envelope import ENDED, SETTLED, Ended, Envelope, Internal, StopPill
+from .envelope import ENDED, SETTLED, STASHED, Ended, Envelope, Internal, StopPill
 from .errors import ActorKilledError
 from .events import ActorCrashed, ActorRestarted, ActorStarted, ActorStopped
 from .future import Target, TrioFuture, Unasked
-from .mailbox import HALT, KILL, STOP_NOW, Mailbox
+from .mailbox import HALT, KILL, STOP_NOW, Mailbox, MailboxStatistics
 from .ref import TrioActorRef
 from .reporting import log_error
 from .serving import serve, serve_owed
@@ -69,9 +70,11 @@ class ActorStatistics:
 
     Attributes:
         name: Its key.
-        state: `new`, `running`, `held`, `waiting` (for a restart), `stopping` or `ended`.
+        state: `new`, `running`, `suspended` (while it would run), `held`, `waiting` (for a
+            restart), `stopping` or `ended`.
         incarnation: Which incarnation, from 1.
-        queued: Envelopes in the user lane and to be redelivered.
+        queued: Envelopes in the user lane and to be handled before it.
+        stashed: Envelopes put aside by `stash()`.
         internal: Items in the internal lane.
         owed: Replies owed.
         in_flight: Whether a handler runs.
@@ -91,12 +94,14 @@ class ActorStatistics:
         dropped: Answers and timers of incarnations that had ended.
         last_error: What the last crash was.
         last_failure: The same as text, with its instant.
+        mailbox: A snapshot of its mailbox.
     """
 
     name: str
     state: str
     incarnation: int
     queued: int
+    stashed: int
     internal: int
     owed: int
     in_flight: bool
@@ -110,6 +115,7 @@ class ActorStatistics:
     dropped: int
     last_error: BaseException | None
     last_failure: Failure | None
+    mailbox: MailboxStatistics
 
 
 class Cell:
@@ -187,11 +193,10 @@ class Cell:
         self.role = actor_class.role
         self.base: Stance = ((self.key,), self.role)
         self.shutdown_s = shutdown_s
-        bound, overflow = actor_class.mailbox_capacity, actor_class.overflow
         if system.faults is None:
-            self.box = Mailbox(self, bound, overflow, system.ident, system.token)
+            self.box = Mailbox(self, system.ident, system.token)
         else:
-            self.box = system.faults.mailbox(self, bound, overflow)
+            self.box = system.faults.mailbox(self)
         self.ref: TrioActorRef[Any] = TrioActorRef._of(self)
         self.kept = actor_class.make_kept()
         # Strong: pykka's ref holds the instance weakly, and nothing else does.
@@ -332,6 +337,7 @@ class Cell:
                 result: Any = served.on_start()
                 if result.__class__ is CoroutineType:
                     await result
+                self._set_restarting(False)
                 self.settle_started(None)
                 self._announce()
                 while how is None:
@@ -361,6 +367,7 @@ class Cell:
             )
         else:
             error = self._with_failure(error)
+        self._set_restarting(True)
         await end_tasks(self)
         self.box.control &= ~(KILL | HALT)
         self.kill_reason = None
@@ -372,6 +379,13 @@ class Cell:
         self.settle_started(outcome.error)
         self.scope = None
         return outcome
+
+    def _set_restarting(self, on: bool) -> None:
+        box = self.box
+        if box.restarting is not on:
+            box.restarting = on
+            if self.actor_class.while_restarting == "fail":
+                box.set_room()
 
     def _with_failure(self, error: BaseException | None) -> BaseException | None:
         """Join what a task of the incarnation crashed with to the handler's own error."""
@@ -399,7 +413,7 @@ class Cell:
         self.state = "stopping"
         if how != HALTED and self.supervisor._ends_with(self):
             self.stopping = True
-            self.box.room = -1
+            self.box.set_room()
             self.box.give_room()
         if how != HALTED:
             with trio.move_on_after(self.shutdown_s):
@@ -446,6 +460,11 @@ class Cell:
         bury_owed(self)
         bury(self)
         self.system.wheel.disarm(self.box)
+        # I5: what a shielded handler holds is settled when that ends, and what a host thread puts
+        # right now is buried by that thread.
+        assert not self.owed
+        assert not self.box.returned
+        assert not self.box.stashed
         self.supervisor._child_ended(self)
         if self.name is not None:
             self.system.names.release(self.name, self)
@@ -494,6 +513,8 @@ class Cell:
         if envelope is None:
             raise RuntimeError("later() belongs in a handler of a message, before it returns")
         message, target, deliveries = envelope
+        if deliveries == STASHED:
+            raise RuntimeError("the message was stashed; its reply is for the next handler of it")
         if target is None:
             target = Unasked()
             self.inflight = envelope = (message, target, deliveries)
@@ -504,11 +525,12 @@ class Cell:
     def release(self, target: Target) -> bool:
         """Take an owed, queued-again or in-flight envelope as handled. False if it has ended."""
         found = self.owed.pop(target, None) is not None
-        returned = self.box.returned
-        if not found and returned:
-            for place, envelope in enumerate(returned):
+        for lane in (self.box.returned, self.box.stashed):
+            if found or not lane:
+                continue
+            for place, envelope in enumerate(lane):
                 if envelope[1] is target:
-                    del returned[place]
+                    del lane[place]
                     found = True
                     break
         inflight = self.inflight
@@ -523,6 +545,62 @@ class Cell:
                 self.settle_idle()
         return found
 
+    # -- the stash
+
+    def stash(self) -> None:
+        """Put the in-flight envelope aside.
+
+        Raises:
+            RuntimeError: No handler of a message runs, or its reply handle was taken.
+        """
+        envelope = self.inflight
+        if envelope is None:
+            raise RuntimeError("stash() belongs in a handler of a message, before it returns")
+        message, target, deliveries = envelope
+        if deliveries < 0 or target in self.owed:
+            raise RuntimeError("the message was stashed already, or its reply handle was taken")
+        if self.box.closed:
+            raise RuntimeError(f"{self} has ended; nothing is handled again")
+        before = self._in_hand()
+        self.box.put_aside(envelope)
+        self.inflight = (message, target, STASHED)
+        assert self._in_hand() == before  # I5
+
+    def unstash(self) -> int:
+        """Put back first in line what was stashed, but for what its running handler stashed."""
+        inflight = self.inflight
+        before = self._in_hand()
+        count = self.box.put_back(int(inflight is not None and inflight[2] == STASHED))
+        assert self._in_hand() == before  # I5
+        return count
+
+    def take_back(self) -> None:
+        """Take the in-flight envelope out of the stash where its handler, which failed, put it."""
+        inflight = self.inflight
+        if inflight is None or inflight[2] != STASHED:
+            return
+        stashed = self.box.stashed
+        if stashed:
+            assert stashed[-1][0] is inflight[0]
+            self.inflight = stashed.pop()
+            self.box.set_room()
+        else:  # The cell ended while the handler was shielded: it is a dead letter.
+            self.inflight = (inflight[0], inflight[1], SETTLED)
+
+    def _in_hand(self) -> int:
+        """How many envelopes are where only the loop thread moves them (I5)."""
+        box, inflight = self.box, self.inflight
+        return (
+            len(box.returned or ())
+            + len(box.stashed or ())
+            + len(self.owed)
+            + int(inflight is not None and inflight[2] >= 0 and inflight[1] not in self.owed)
+        )
+
+    def accounted(self) -> int:
+        """How many envelopes have ended or are held: the right side of I5, between two handlers."""
+        return self.handled + self.dead + self.quarantined + len(self.box.user) + self._in_hand()
+
     # -- what others do to the cell, loop thread
 
     def kill(self, reason: str | None) -> None:
@@ -536,7 +614,7 @@ class Cell:
         if self.scope is not None:
             self.scope.cancel(reason=reason or "killed")
 
-    def stop_now(self, done: TrioFuture[None] | None = None) -> None:
+    def stop_now(self, done: Target | None = None) -> None:
         """Stop after the current message; what is queued becomes dead letters."""
         if done is not None:
             if self.pills is None:
@@ -552,6 +630,14 @@ class Cell:
                 self.settle_pills()
             return
         self.box.signal(STOP_NOW)
+
+    def take_pills(self) -> None:
+        """Stop a suspended actor whose stop pills wait in the lane that is not served."""
+        if not self.box.suspended or self.state != "running":
+            return
+        for message, target, _ in list(self.box.user):
+            if message.__class__ is StopPill and target is not None and not target.settled:
+                self.stop_now(target)
 
     async def halt(self) -> None:
         """End the incarnation, if one runs, and start no other until released. A checkpoint.
@@ -630,6 +716,8 @@ class Cell:
         if self.state not in ("running", "new") or (self.held and self.scope is None):
             return False
         box = self.box
+        if box.suspended:  # What waits in it goes nowhere.
+            return bool(box.urgent or self.inflight or self.inflight_internal)
         return bool(
             box.user or box.urgent or box.returned or self.inflight or self.inflight_internal
         )
@@ -666,6 +754,11 @@ class Cell:
             self.watchers = None
 
     @property
+    def state_shown(self) -> str:
+        """Its state, with `suspended` in the place of `running` where it is."""
+        return "suspended" if self.box.suspended and self.state == "running" else self.state
+
+    @property
     def in_flight(self) -> bool:
         """Whether a handler runs."""
         return self.inflight is not None or self.inflight_internal is not None
@@ -676,9 +769,10 @@ class Cell:
         in_flight = self.in_flight
         return ActorStatistics(
             name=self.key,
-            state=self.state,
+            state=self.state_shown,
             incarnation=self.incarnation,
             queued=box.depth,
+            stashed=len(box.stashed or ()),
             internal=len(box.internal) if box.internal else 0,
             owed=len(self.owed),
             in_flight=in_flight,
@@ -692,4 +786,5 @@ class Cell:
             dropped=self.dropped,
             last_error=self.last_error,
             last_failure=Failure.of(self.last_error, self.failed_ms),
+            mailbox=box.statistics(),
         )

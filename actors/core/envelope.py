@@ -26,6 +26,10 @@ SETTLED: Final = -1
 """In the place of an in-flight envelope's deliveries: its reply handle was settled; it is done."""
 
 
+STASHED: Final = -2
+"""In the same place: its handler stashed it, and it is the last in the stash until that returns."""
+
+
 class Later:
     """The type of `LATER`."""
 

@@ -108,6 +108,34 @@ class MailboxFullError(AbeyanceError):
     capacity: int
 
 
+class MessageCoalescedError(AbeyanceError):
+    """A newer message of the same key took the place of this one, which was not handled.
+
+    Attributes:
+        actor: Which actor.
+        message: What was asked.
+    """
+
+    code = "message_coalesced"
+    actor: str
+    message: Any
+
+
+class ActorUnavailableError(AbeyanceError):
+    """The actor handles no messages now, and its class refuses asks meanwhile. Not accepted.
+
+    Attributes:
+        actor: Which actor.
+        message: What would have been asked.
+        state: `suspended` or `restarting`.
+    """
+
+    code = "actor_unavailable"
+    actor: str
+    message: Any
+    state: str
+
+
 class AskTimeoutError(AbeyanceError, pykka.Timeout):
     """No reply came before the ask's deadline. Whether it was handled is unknown.
 
@@ -256,3 +284,11 @@ class FutureSettledError(AbeyanceError, queue.Full):
     """The future has a result, an exception or a get hook already. It keeps it."""
 
     code = "future_settled"
+
+
+REFUSALS: tuple[type[AbeyanceError], ...] = (
+    ActorDeadError,
+    MailboxFullError,
+    ActorUnavailableError,
+)
+"""What a mailbox refuses a message with."""

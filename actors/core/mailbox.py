@@ -2,7 +2,7 @@
 
 Lanes, first to last: signal and control (flags, deduplicated), internal (the runtime's own
 traffic, unbounded because each sender has at most one message outstanding), returned (redelivered
-envelopes), user (bounded).
+and unstashed envelopes), user (bounded). Beside them the stash: envelopes that a handler put aside.
 
 A producer on any thread appends and then looks at `attention`; the consumer announces its sleep in
 `attention` and then looks at the lanes again. Store then load on both sides: a wake cannot be
@@ -12,10 +12,15 @@ lost. Closing stores `closed`, then empties the lanes; a producer that appended 
 Invariants:
     I1. One consumer. Only it takes from the lanes until the mailbox is closed.
     I2. `attention` is true only while the consumer sleeps or the mailbox is closed.
-    I3. len(user) <= capacity + number of racing host threads + stop pills.
-    I4. What the user lane holds came after `since`, which is NEVER where the consumer sleeps or has
+    I3. load <= capacity + number of racing host threads + stop pills + the one in flight, which may
+        be stashed when its place was taken already.
+    I4. A put that the fast path takes, because len(user) < `room`, is one that the slow path would
+        take without doing anything else. `room` is computed anew, under the system's lock, after
+        each change of what it depends on, so the last to compute it has seen every change.
+    I5. `watched` is true while anyone waits for the load to fall: senders, or a high mark.
+    I6. Only the loop thread puts into and takes from `returned` and `stashed`, until it is closed.
+    I7. What the user lane holds came after `since`, which is NEVER where the consumer sleeps or has
         not looked since it was woken.
-    I5. `room` is `capacity` while puts may take the fast path, and below zero otherwise.
 
 Puts run on any thread; everything else on the loop thread, except burying what is left in a closed
 mailbox, which falls to whoever finds it.
@@ -23,27 +28,36 @@ mailbox, which falls to whoever finds it.
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from collections.abc import Hashable
+from contextlib import suppress
+from dataclasses import dataclass
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
+import pykka
 import trio
+from pykka.messages import ProxyCall, ProxyGetAttr, ProxySetAttr
 from trio.lowlevel import Abort, reschedule
 
-from .envelope import Envelope, Internal
-from .errors import ActorDeadError, MailboxClosedError, MailboxFullError
-from .events import MailboxHigh, MailboxLow
+from .coalescing import CoalescingLane
+from .envelope import Envelope, Internal, Replayed
+from .errors import (
+    ActorDeadError,
+    ActorUnavailableError,
+    MailboxClosedError,
+    MailboxFullError,
+)
 from .future import Target, TrioFuture
 from .settling import bury, drop
+from .watermarks import BELOW, make_marks
 
 if TYPE_CHECKING:
     from .cell import Cell
 
-OVERFLOWS: Final = ("reject", "block", "drop_oldest", "drop_newest")
-
-HIGH_MARK: Final = 0.8
-LOW_MARK: Final = 0.5
-"""Parts of the capacity: to fill past the one is an event, to empty below the other the next."""
+OVERFLOWS: Final = ("reject", "block", "drop_oldest", "drop_newest", "coalesce")
+ABSENCES: Final = ("queue", "fail")
 
 NEVER: Final = float("inf")
 
@@ -52,6 +66,40 @@ HALT: Final = 2
 KILL: Final = 4
 
 NO_ALARM: Final = float("inf")
+_FLAGS: Final = {STOP_NOW: "stop_now", HALT: "halt", KILL: "kill"}
+_KEYLESS: Final = frozenset({ProxyCall, ProxyGetAttr, ProxySetAttr, Replayed})
+
+
+@dataclass(frozen=True, slots=True)
+class MailboxStatistics:
+    """A snapshot of one mailbox.
+
+    Attributes:
+        control: The control flags that are raised: `stop_now`, `halt`, `kill`.
+        internal: Items in the internal lane.
+        returned: Envelopes to be handled before the user lane: redelivered and unstashed ones.
+        user: Envelopes in the user lane.
+        stashed: Envelopes put aside by `stash()`.
+        capacity: The bound of user and stashed together.
+        peak: The most that the user lane held at once: exact up to 8, from there short by an
+            eighth at most.
+        waiting: Senders that wait for room.
+        suspended: Whether the user lane is suspended.
+        above_high: Whether its high mark was reached, and its low mark has not been since.
+        dead: How many of its envelopes became dead letters, by reason.
+    """
+
+    control: tuple[str, ...]
+    internal: int
+    returned: int
+    user: int
+    stashed: int
+    capacity: int
+    peak: int
+    waiting: int
+    suspended: bool
+    above_high: bool
+    dead: dict[str, int]
 
 
 class Mailbox:
@@ -65,45 +113,57 @@ class Mailbox:
         "cell",
         "closed",
         "control",
-        "high",
+        "dead",
         "ident",
         "internal",
-        "is_high",
         "looked",
+        "marks",
         "overflow",
         "parked",
+        "peak",
+        "restarting",
         "returned",
         "room",
         "since",
         "spin",
+        "stashed",
+        "suspended",
+        "unstashed",
         "urgent",
         "user",
         "waiting",
+        "watched",
     )
 
-    def __init__(
-        self,
-        cell: Cell,
-        capacity: int,
-        overflow: str,
-        ident: int,
-        token: trio.lowlevel.TrioToken,
-    ) -> None:
+    def __init__(self, cell: Cell, ident: int, token: trio.lowlevel.TrioToken) -> None:
+        kind = cell.actor_class
+        capacity, overflow = kind.mailbox_capacity, kind.overflow
         if overflow not in OVERFLOWS:
             raise ValueError(f"overflow must be one of {', '.join(OVERFLOWS)}, not {overflow!r}")
         if capacity < 1:
             raise ValueError(f"mailbox_capacity must be at least 1, not {capacity!r}")
+        if kind.block_timeout_s is not None and not kind.block_timeout_s >= 0:
+            raise ValueError(f"block_timeout_s must be at least 0, not {kind.block_timeout_s!r}")
+        for field in ("while_suspended", "while_restarting"):
+            if getattr(kind, field) not in ABSENCES:
+                raise ValueError(f"{field} must be queue or fail, not {getattr(kind, field)!r}")
         self.cell = cell
-        self.user: deque[Envelope] = deque()
+        self.user: deque[Envelope] = CoalescingLane() if overflow == "coalesce" else deque()
         # Built when first used: an empty deque is 600 bytes, and most actors use one lane.
         self.internal: deque[Internal] | None = None
         self.returned: deque[Envelope] | None = None
+        self.stashed: deque[Envelope] | None = None
         self.waiting: deque[TrioFuture[None]] | None = None
         self.capacity = capacity
         self.overflow = overflow
-        self.room = capacity
-        self.high = max(1, int(capacity * HIGH_MARK))
-        self.is_high = False
+        self.unstashed = 0  # How many of `returned` were put there by unstashing.
+        self.marks = make_marks(self, kind.mailbox_high, kind.mailbox_low)
+        self.watched = False
+        self.suspended = False
+        self.restarting = False  # Between incarnations.
+        self.peak = 0
+        self.dead: dict[str, int] | None = None
+        self.room = self._bound()
         # Messages carry no instant, as that would be dearer than the rest of a tell. The consumer
         # keeps two of its own, by the system's stopwatch, at the looks at the time it takes anyway.
         self.since = NEVER  # What the user lane holds came after it; NEVER while it sleeps.
@@ -137,26 +197,55 @@ class Mailbox:
     def offer_slowly(self, envelope: Envelope) -> None:
         """Accept or refuse where the fast path could not tell. As `offer`."""
         self.check_open(envelope[0])
-        if len(self.user) >= self.capacity:
-            if not self.is_high:
-                self.look_at_level()
-            if self.overflow == "drop_newest":
-                drop(self.cell, envelope)
-                return
-            if self.overflow == "drop_oldest":
-                self._drop_oldest()
-            elif self.overflow == "block" and get_ident() != self.ident:
-                self._block(envelope)
-                return
-            else:
-                raise self._full(envelope[0])
-        self.append(envelope)
+        if envelope[1] is not None:
+            self._check_available(envelope[0])
+        if self.put_where_room(envelope):
+            return
+        if self.overflow == "drop_newest":
+            drop(self.cell, envelope, "overflow")
+        elif self.overflow == "drop_oldest":
+            self._drop_oldest()
+            self.append(envelope)
+        elif self.overflow == "block" and get_ident() != self.ident:
+            self._block(envelope)
+        else:
+            raise self.full(envelope[0])
 
     def append(self, envelope: Envelope) -> None:
         """Accept an envelope whatever the bound. A stop pill is exempt from it."""
         self.user.append(envelope)
+        self._appended()
+
+    def _appended(self) -> None:
         if self.attention:
             self.attend()
+        self.measure()
+        if self.marks is not None:
+            self.marks.rose()
+
+    def put_where_room(self, envelope: Envelope) -> bool:
+        """Accept an envelope where there is room, or where it takes the place of an older one."""
+        room = self.load < self.capacity
+        lane = self.user
+        if isinstance(lane, CoalescingLane) and envelope[0].__class__ not in _KEYLESS:
+            # The host's function comes before any effect, and outside the lane's lock.
+            key = self.cell.actor_class.coalesce_key(envelope[0])
+            if key is not None:
+                return self.put_by_key(key, envelope, room)
+        if room:
+            self.append(envelope)
+        return room
+
+    def put_by_key(self, key: Hashable, envelope: Envelope, room: bool) -> bool:
+        """Accept an envelope in the place of the one of its key, else where there is room."""
+        lane = self.user
+        assert isinstance(lane, CoalescingLane)
+        put, replaced = lane.put(key, envelope, room)
+        if put:
+            self._appended()
+        if replaced is not None:
+            drop(self.cell, replaced, "coalesced")
+        return put
 
     def check_open(self, message: Any) -> None:
         """Raise if the mailbox takes nothing from the calling thread any more."""
@@ -180,10 +269,29 @@ class Mailbox:
                 message=message,
             )
 
-    def _full(self, message: Any) -> MailboxFullError:
+    def _check_available(self, message: Any) -> None:
+        """Raise if an ask is to fail instead of waiting for the actor to handle messages again."""
+        kind = self.cell.actor_class
+        if self.suspended and kind.while_suspended == "fail":
+            state = "suspended"
+        elif self.restarting and kind.while_restarting == "fail":
+            state = "restarting"
+        else:
+            return
+        raise ActorUnavailableError(
+            f"{self.cell} is {state}; the ask was not accepted; ask again when it handles "
+            "messages, or tell it",
+            actor=str(self.cell),
+            message=message,
+            state=state,
+        )
+
+    def full(self, message: Any, waited_s: float | None = None) -> MailboxFullError:
+        """Return the error of a message for which there is no room."""
+        waited = "" if waited_s is None else f", after waiting {waited_s} s for room"
         return MailboxFullError(
             f"the mailbox of {self.cell} holds {self.capacity} messages; this one was not "
-            "accepted; send slower, or await tell_wait()",
+            f"accepted{waited}; send slower, or await tell_wait()",
             actor=str(self.cell),
             message=message,
             capacity=self.capacity,
@@ -191,7 +299,7 @@ class Mailbox:
 
     def _drop_oldest(self) -> None:
         kept = []
-        while len(self.user) >= self.capacity:
+        while self.load >= self.capacity:
             try:
                 oldest = self.user.popleft()
             except IndexError:
@@ -201,33 +309,62 @@ class Mailbox:
                 if len(kept) > self.capacity:
                     break
             else:
-                drop(self.cell, oldest)
+                drop(self.cell, oldest, "overflow")
         self.user.extendleft(reversed(kept))
 
     def _block(self, envelope: Envelope) -> None:
-        """Block a host thread until there is room."""
-        while len(self.user) >= self.capacity:
+        """Block a host thread until there is room, or its time is over."""
+        message, target, _ = envelope
+        limit = self.cell.actor_class.block_timeout_s
+        if target is not None and target._timeout_s is not None:
+            limit = target._timeout_s if limit is None else min(limit, target._timeout_s)
+        until = None if limit is None else time.monotonic() + limit
+        while not self.put_where_room(envelope):
             waiter = self.wait_for_room()
             if waiter is not None:
-                waiter.get()
-            self.check_open(envelope[0])
-        self.append(envelope)
+                try:
+                    waiter.get(timeout=None if until is None else until - time.monotonic())
+                except pykka.Timeout:
+                    self.leave_queue(waiter)
+                    self.check_open(message)
+                    if self.put_where_room(envelope):
+                        return
+                    raise self.full(message, limit) from None
+                except BaseException:
+                    self.leave_queue(waiter)
+                    raise
+            self.check_open(message)
 
     def wait_for_room(self) -> TrioFuture[None] | None:
         """Return a future that is settled when there may be room; None if there is some now."""
-        if self.waiting is None:
-            self.waiting = deque()
+        waiting = self.waiting
+        if waiting is None:
+            # Two threads may race to be the first: of two deques one would be forgotten.
+            with self.cell.system.lock:
+                if self.waiting is None:
+                    self.waiting = deque()
+                waiting = self.waiting
         waiter: TrioFuture[None] = TrioFuture()
-        self.waiting.append(waiter)
-        if len(self.user) < self.capacity or self.closed or self.cell.stopping:
-            waiter._answer(None)
+        waiting.append(waiter)
+        self.watched = True
+        if self.load < self.capacity or self.closed or self.cell.stopping:
+            self.leave_queue(waiter)
             return None
         return waiter
 
+    def leave_queue(self, waiter: TrioFuture[None]) -> None:
+        """Wait no longer. A wake that was given meanwhile goes on to whoever waits next."""
+        assert self.waiting is not None
+        if waiter._answer(None):
+            with suppress(ValueError):
+                self.waiting.remove(waiter)
+        else:
+            self.give_room()
+
     def give_room(self) -> None:
-        """Wake as many waiting senders as there is room for. On the loop thread."""
+        """Wake as many waiting senders as there is room for. Any thread."""
         waiting = self.waiting
-        room = self.capacity - len(self.user)
+        room = self.capacity - self.load
         if self.closed or self.cell.stopping:
             room = len(waiting) if waiting else 0
         while waiting and room > 0:
@@ -238,28 +375,110 @@ class Mailbox:
             if waiter._answer(None):
                 room -= 1
 
-    def look_at_level(self) -> None:
-        """Say so where the user lane went past its high mark, or back below its low one.
+    # -- the bound
 
-        Called once a batch, and where a message finds the lane full: a mark that was passed in
-        between, and back, is not seen. Any thread.
-        """
-        depth, cell = len(self.user), self.cell
-        if self.is_high:
-            if depth > self.capacity * LOW_MARK:
-                return
-        elif depth < self.high:
-            return
+    @property
+    def load(self) -> int:
+        """How much of the capacity is taken: the user lane, and what was put aside from it."""
+        load = len(self.user)
+        if self.stashed:
+            load += len(self.stashed)
+        if self.unstashed and self.returned:
+            load += min(self.unstashed, len(self.returned))
+        return load
+
+    def set_room(self) -> None:
+        """Compute anew how long the user lane may be for a put to take the fast path."""
+        cell = self.cell
         with cell.system.lock:
-            was, self.is_high = self.is_high, depth >= self.high
-        if was != self.is_high:
-            cell.system.emit(
-                MailboxHigh if self.is_high else MailboxLow,
-                subject=cell.key,
-                incarnation=cell.incarnation,
-                depth=depth,
-                capacity=self.capacity,
-            )
+            self.room = 0 if self.closed or cell.stopping else self._bound()
+
+    def _bound(self) -> int:
+        kind = self.cell.actor_class
+        if (
+            self.overflow == "coalesce"
+            or self.cell.system.refusing
+            or (self.suspended and kind.while_suspended == "fail")
+            or (self.restarting and kind.while_restarting == "fail")
+        ):
+            return 0
+        marks = self.marks
+        bound = self.capacity if marks is None or marks.level != BELOW else marks.high - 1
+        # The put that is the first to make the lane so long is to be noticed, at no cost to others.
+        return min(bound - self.load + len(self.user), self.peak + self.peak // 8)
+
+    def shrank(self) -> None:
+        """Do what waits for the load to fall. Called each time some were taken, where watched."""
+        # Whoever begins to wait from here on sets it again (I5).
+        self.watched = False
+        if self.unstashed:
+            self.unstashed = min(self.unstashed, len(self.returned or ()))
+            self.set_room()
+        if self.waiting:
+            self.give_room()
+        marks = self.marks
+        if marks is not None:
+            marks.fell()
+        if self.waiting or self.unstashed or (marks is not None and marks.level != BELOW):
+            self.watched = True
+
+    def measure(self) -> None:
+        """Remember how long the user lane is, if it never was longer. Any thread."""
+        depth = len(self.user)
+        if depth > self.peak:
+            self.peak = depth
+            self.set_room()
+
+    # -- the stash, loop thread
+
+    def put_aside(self, envelope: Envelope) -> None:
+        """Put the envelope that is being handled aside."""
+        if self.stashed is None:
+            self.stashed = deque()
+        self.stashed.append(envelope)
+        self.set_room()
+        if self.marks is not None:
+            self.marks.rose()
+
+    def put_back(self, keep: int) -> int:
+        """Put what was put aside before everything else, all but the `keep` last ones."""
+        stashed = self.stashed
+        count = len(stashed) - keep if stashed else 0
+        if not count:
+            return 0
+        assert stashed is not None
+        self.bring_back([stashed.popleft() for _ in range(count)], unstashed=count)
+        self.urgent = True  # The consumer is to begin at the front again.
+        if self.attention:
+            self.attend()
+        return count
+
+    def bring_back(self, envelopes: list[Envelope], *, unstashed: int) -> None:
+        """Put envelopes first in line. `unstashed` of them count against the capacity."""
+        if self.returned is None:
+            self.returned = deque()
+        self.returned.extendleft(reversed(envelopes))
+        if self.closed:  # It ended, and what a shielded handler held comes back only now.
+            bury(self.cell)
+        elif unstashed:
+            self.unstashed += unstashed
+            self.watched = True
+            self.set_room()
+
+    # -- suspension, any thread
+
+    def suspend(self, on: bool) -> bool:
+        """Serve the user lane no more, or again. Return whether that changed anything."""
+        with self.cell.system.lock:
+            if self.closed or self.suspended is on:
+                return False
+            self.suspended = on
+        if self.cell.actor_class.while_suspended == "fail":
+            self.set_room()
+        self.urgent = True
+        if self.attention:
+            self.attend()
+        return True
 
     def put_internal(self, item: Internal) -> bool:
         """Accept into the internal lane, from any thread. False if the mailbox is closed."""
@@ -328,8 +547,8 @@ class Mailbox:
 
     def close(self) -> None:
         """Take nothing any more. The caller buries what is left."""
-        self.room = -1
         self.closed = True
+        self.set_room()
         self.attention = True
         self.give_room()
 
@@ -349,8 +568,33 @@ class Mailbox:
 
     @property
     def depth(self) -> int:
-        """How many envelopes wait in the user lane and to be redelivered."""
+        """How many envelopes wait in the user lane and to be handled before it."""
         return len(self.user) + (len(self.returned) if self.returned else 0)
+
+    @property
+    def held(self) -> int:
+        """How many envelopes it holds, the stash included."""
+        return self.depth + (len(self.stashed) if self.stashed else 0)
+
+    def statistics(self) -> MailboxStatistics:
+        """Return a snapshot. Any thread."""
+        self.measure()
+        control = self.control
+        with self.cell.system.lock:
+            dead = dict(self.dead or ())
+        return MailboxStatistics(
+            control=tuple(name for flag, name in _FLAGS.items() if control & flag),
+            internal=len(self.internal or ()),
+            returned=len(self.returned or ()),
+            user=len(self.user),
+            stashed=len(self.stashed or ()),
+            capacity=self.capacity,
+            peak=self.peak,
+            waiting=len(self.waiting or ()),
+            suspended=self.suspended,
+            above_high=self.marks is not None and self.marks.level != BELOW,
+            dead=dead,
+        )
 
     # -- pykka's ActorInbox
 

@@ -95,7 +95,7 @@ class FaultHooks(Protocol):
     def attach(self, system: ActorSystem) -> None:
         """Learn of a system that starts. On its loop thread."""
 
-    def mailbox(self, cell: Cell, capacity: int, overflow: str) -> Mailbox:
+    def mailbox(self, cell: Cell) -> Mailbox:
         """Make the mailbox of a new cell. On the thread that starts the actor."""
 
     def handlers(self, cell: Cell, actor: Any) -> Any:

@@ -9,17 +9,19 @@ Any thread, except where a method is async.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pykka
+import trio
 from trio.lowlevel import in_trio_run
 
 from .asks import IDLE, STANCE, Stance, check_ring, check_table
 from .envelope import STOP_PILL, TELL, Envelope
-from .errors import ActorDeadError, AskTimeoutError, MailboxFullError, WouldDeadlockError
+from .errors import REFUSALS, ActorDeadError, AskTimeoutError, WouldDeadlockError
 from .future import TrioFuture
 
 if TYPE_CHECKING:
@@ -117,10 +119,12 @@ class TrioActorRef(pykka.ActorRef[A]):
     def tell(self, message: Any) -> None:
         """Send a message without a reply.
 
-        Not a checkpoint. Blocks only a host thread, and only where the overflow policy is `block`.
+        Not a checkpoint. Blocks only a host thread, and only where the overflow policy is `block`:
+        for at most the class's `block_timeout_s`.
 
         Raises:
-            MailboxFullError: The user lane is at its bound; not accepted.
+            MailboxFullError: The mailbox is at its bound, and stayed there where this blocked; not
+                accepted.
             ActorDeadError: The actor has ended; not accepted.
             MailboxClosedError: The actor is stopping, or the system refuses hosts; not accepted.
         """
@@ -133,29 +137,40 @@ class TrioActorRef(pykka.ActorRef[A]):
         else:
             box.offer_slowly((message, None, 0))
 
-    async def tell_wait(self, message: Any) -> None:
+    async def tell_wait(self, message: Any, timeout: float | None = None) -> None:
         """Send a message without a reply; wait while the mailbox is full, whatever its policy.
 
         A checkpoint only where it has to wait. Cancelled: the message was not sent.
 
+        Args:
+            message: What to send.
+            timeout: Seconds to wait for room, from 0; None is without a bound.
+
         Raises:
+            MailboxFullError: There was no room in time; not accepted.
             ActorDeadError, MailboxClosedError: Not accepted.
         """
+        if timeout is not None and not timeout >= 0:
+            raise ValueError(f"timeout must be at least 0, not {timeout!r}")
         box = self._cell.box
+        until: float | None = None
         while True:
             box.check_open(message)
-            if len(box.user) < box.capacity:
-                box.append((message, None, 0))
+            if box.put_where_room((message, None, 0)):
                 return
             waiter = box.wait_for_room()
             if waiter is None:
                 continue
-            try:
-                await waiter
-            except BaseException:
-                if not waiter._answer(None):
-                    box.give_room()  # The wake was ours; hand it on.
-                raise
+            if until is None:
+                until = _FOREVER if timeout is None else trio.current_time() + timeout
+            with trio.move_on_at(until) as scope:
+                try:
+                    await waiter
+                except BaseException:
+                    box.leave_queue(waiter)
+                    raise
+            if scope.cancelled_caught:
+                raise box.full(message, timeout)
 
     def tell_internal(self, message: Any) -> None:
         """Send by the internal lane, which has no bound: the runtime's own traffic only.
@@ -214,8 +229,12 @@ class TrioActorRef(pykka.ActorRef[A]):
                 if box.attention:
                     box.attend()
             else:
+                began = time.monotonic()
+                future._timeout_s = timeout  # It bounds a wait for room, too.
                 box.offer_slowly((message, future, 0))
-        except (ActorDeadError, MailboxFullError) as exc:
+                if blocks and timeout is not None:
+                    timeout = max(0.0, timeout - (time.monotonic() - began))
+        except REFUSALS as exc:
             future._fail(exc)
         if deadline < box.alarm:
             system.wheel.arm(box, deadline)
@@ -266,6 +285,8 @@ class TrioActorRef(pykka.ActorRef[A]):
     ) -> Any:
         """Stop the actor: after what was sent before, or after its current message.
 
+        A suspended actor stops after its current message, whatever was sent before.
+
         Not a checkpoint. Returns, or gives a future of, True if the actor was stopped by now, and
         False if it had ended before. A permanent child is started again by its supervisor, in
         which case True means that the incarnation ended.
@@ -296,6 +317,8 @@ class TrioActorRef(pykka.ActorRef[A]):
                     result._answer(False)
             else:
                 cell.box.append((STOP_PILL, done, 0))
+                if cell.box.suspended:
+                    cell.system.on_loop(cell.take_pills)
         if running_trio or block is False:
             return result
         return result.get(timeout=timeout)
@@ -306,6 +329,29 @@ class TrioActorRef(pykka.ActorRef[A]):
         Not a checkpoint; returns before it happens. A handler that never awaits cannot be killed.
         """
         self._cell.system.on_loop(self._cell.kill, reason)
+
+    # -- suspending
+
+    def suspend(self) -> bool:
+        """Let the actor handle no messages from now on; they accumulate up to the bound.
+
+        Not a checkpoint. Takes effect after the current message; from a host thread, one that is
+        being taken at that moment is still handled. Stops, kills, answers, timers and the ends of
+        watched actors are served meanwhile. Outlives incarnations. The class's `while_suspended`
+        says what becomes of asks.
+
+        Returns:
+            Whether it was not suspended before. False, too, where it has ended.
+        """
+        return self._cell.box.suspend(True)
+
+    def resume(self) -> bool:
+        """Let a suspended actor handle messages again. Not a checkpoint.
+
+        Returns:
+            Whether it was suspended. False, too, where it has ended.
+        """
+        return self._cell.box.suspend(False)
 
     async def stopped(self) -> None:
         """Wait until the actor has ended for good. A checkpoint."""

@@ -6,8 +6,9 @@ lane. The loop holds the event loop for a batch's time, then lets other tasks ru
 Invariants:
     I1. Nothing is awaited between taking an envelope and setting `cell.inflight`.
     I2. `cell.inflight` is None wherever the loop awaits anything but the handler of an envelope.
-    I3. Each pass serves at most what the internal lane held when it began, so that the internal
-        lane cannot starve the user lane.
+    I3. Each pass serves at most what the internal lane held when it began, and control flags are
+        as many as there are bits, so neither can starve the user lane.
+    I4. While the mailbox is suspended, nothing is taken from the returned and the user lane.
 
 Runs in the cell's task.
 """
@@ -30,6 +31,7 @@ from .envelope import (
     LATER,
     REMIND,
     SETTLED,
+    STASHED,
     TELL,
     Answer,
     Internal,
@@ -67,7 +69,6 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
     receive: Any = counted(cell, actor.on_receive)
     clock = cell.system.stopwatch
     never = NEVER
-    high = box.high
     crash_on_ask = actor.crash_on_ask_error
     watched = cell.system.debug and cell.role is not None
     # With faults installed, what stands in for the actor takes proxy calls too.
@@ -75,7 +76,7 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
     task = current_task()
     abort = box.abort
     # The incarnation before may have left something in the lanes.
-    box.urgent = bool(box.control or box.internal)
+    box.urgent = bool(box.control or box.internal or box.suspended)
     # What the lane held at `mark` is taken when `ahead` more messages are: the rest came after it.
     # Not every message is counted, so that `since` may lag, and never leads.
     mark = clock()
@@ -96,8 +97,11 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
                     cell.handled += handled
                     handled = 0
                     how = await _serve_urgent(cell, actor)
+                    if how is None and box.suspended:
+                        how = await _serve_suspended(cell, actor)
                     if how is not None:
                         return how
+                    source = box.returned or user  # Something may have been unstashed.
                 # Looking first spares an exception a batch, whose traceback would keep a frame
                 # object of this coroutine alive: 400 bytes of an idle actor.
                 if not source:
@@ -121,8 +125,8 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
                         if result.__class__ is CoroutineType:
                             cell.handled += handled
                             handled = 0
-                            if box.waiting:
-                                box.give_room()
+                            if box.watched:
+                                box.shrank()
                             result = await (one_checkpoint(result, cell) if watched else result)
                         if result is LATER:
                             cell.inflight = None
@@ -151,8 +155,8 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
                         if result.__class__ is CoroutineType:
                             cell.handled += handled
                             handled = 0
-                            if box.waiting:
-                                box.give_room()
+                            if box.watched:
+                                box.shrank()
                             result = await (one_checkpoint(result, cell) if watched else result)
                     except ActorCrashError:
                         raise
@@ -176,8 +180,8 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
                 look += 1
                 if look == _LOOK_EVERY:
                     look = 0
-                    if box.waiting:
-                        box.give_room()
+                    if box.watched:
+                        box.shrank()
                     now = box.looked = clock()
                     ahead -= _LOOK_EVERY
                     if ahead <= 0:
@@ -189,12 +193,10 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
         finally:
             cell.handled += handled
         took, cell.inflight = cell.inflight is not None, None
-        if box.waiting:
-            box.give_room()
+        if box.watched:
+            box.shrank()
         if cell.idle is not None and not user and not box.urgent:
             cell.settle_idle()
-        if box.is_high or (user and len(user) >= high):
-            box.look_at_level()
         if box.spin:
             # A host thread feeds it. Waking costs that thread more than the message, so the loop
             # goes round until a batch was empty.
@@ -220,6 +222,12 @@ def _answer(cell: Cell, target: Target, value: Any, error: BaseException | None)
     inflight = cell.inflight
     if inflight is None or inflight[2] == SETTLED:
         return  # Its reply handle settled it while the handler ran.
+    if inflight[2] == STASHED:
+        if error is None:
+            return  # It is to be handled again.
+        cell.take_back()
+        if cell.inflight is None or cell.inflight[2] == SETTLED:
+            return
     cell.owed.pop(target, None)
     cell.handled += 1
     if not (target._answer(value) if error is None else target._fail(error)):
@@ -229,7 +237,9 @@ def _answer(cell: Cell, target: Target, value: Any, error: BaseException | None)
 def _forget_owed(cell: Cell) -> None:
     """Forget the reply handle of a tell whose handler did not return LATER: it is handled."""
     inflight = cell.inflight
-    if inflight is not None and inflight[1] is not None:
+    if inflight is not None and inflight[2] == STASHED:
+        cell.handled -= 1  # It is to be handled again.
+    elif inflight is not None and inflight[1] is not None:
         if cell.owed.pop(inflight[1], None) is None:
             cell.handled -= 1  # Its handle was settled, and counted it.
         inflight[1]._answer(None)
@@ -280,6 +290,26 @@ async def _serve_urgent(cell: Cell, actor: TrioActor) -> str | None:
                 break
         if lane or box.control:
             box.urgent = True
+    return None
+
+
+async def _serve_suspended(cell: Cell, actor: TrioActor) -> str | None:
+    """Serve control flags and the internal lane until the user lane is resumed."""
+    box = cell.box
+    # A stop pill in the lane is not taken any more. One that comes from now on is looked for by
+    # its sender, who looks at `suspended` after appending it.
+    cell.take_pills()
+    while box.suspended:
+        if box.urgent:
+            how = await _serve_urgent(cell, actor)
+            if how is not None:
+                return how
+            await checkpoint()
+            continue
+        if box.watched:
+            box.shrank()
+        cell.settle_idle()
+        await _wait_internal(cell)
     return None
 
 

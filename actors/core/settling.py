@@ -5,6 +5,7 @@
 | in flight | quarantined | back, first, counted | – |
 | in flight, past its last delivery | – | quarantined, or stays in a parked group | – |
 | owed a reply | dead letter, outcome unknown | back, before all others, uncounted | dead letter |
+| stashed | back, behind those owed, uncounted | the same | dead letter |
 | queued | stays | stays | dead letter |
 
 Where a directive resumes, the message in flight is quarantined, and all others stay as they were.
@@ -21,7 +22,6 @@ Invariants:
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -44,6 +44,7 @@ from .errors import (
     ActorKilledError,
     DeliveriesSpentError,
     MailboxFullError,
+    MessageCoalescedError,
     OutcomeUnknownError,
 )
 from .future import Target
@@ -89,13 +90,15 @@ def settle_exit(cell: Cell, how: str | None, error: BaseException | None) -> Exi
     if error is not None and cell.inflight_internal is not None:
         _settle_inflight(cell, error)
     elif how == HALTED:
-        _return_owed(cell, None)
+        _bring_back(cell, None)
     else:
         bury_owed(cell)
+        _bring_back(cell, None)
     return Exit(how)
 
 
 def _settle_inflight(cell: Cell, error: BaseException) -> tuple[bool, bool]:
+    cell.take_back()
     item, cell.inflight_internal = cell.inflight_internal, None
     envelope, cell.inflight = cell.inflight, None
     counts, poison = True, False
@@ -114,7 +117,7 @@ def _settle_inflight(cell: Cell, error: BaseException) -> tuple[bool, bool]:
             redelivered, poison = (message, target, 0), True
         else:
             quarantine(cell, message, target, deliveries, error)
-    _return_owed(cell, redelivered)
+    _bring_back(cell, redelivered)
     return counts, poison
 
 
@@ -148,6 +151,7 @@ def settle_resumed(cell: Cell, error: BaseException) -> None:
     """
     cell.last_error = error
     cell.failed_ms = cell.system.clock.now_ms()
+    cell.take_back()
     item, cell.inflight_internal = cell.inflight_internal, None
     envelope, cell.inflight = cell.inflight, None
     if item is not None:
@@ -164,23 +168,23 @@ def settle_resumed(cell: Cell, error: BaseException) -> None:
         quarantine(cell, message, target, deliveries + 1, error)
 
 
-def _return_owed(cell: Cell, redelivered: Envelope | None) -> None:
-    """Bring owed envelopes back first, in order and uncounted, then the redelivered one."""
+def _bring_back(cell: Cell, redelivered: Envelope | None) -> None:
+    """Bring back first what is owed, then what was stashed, in order and uncounted, then one."""
     front: list[Envelope] = []
     owed, cell.owed = list(cell.owed.items()), {}
     for target, envelope in owed:
         if cell.actor_class.max_deliveries > 1:
             front.append(envelope)
             continue
-        cell.dead += 1
-        cell.system.dead_letters.record(_letter(cell, envelope[0], "outcome_unknown"))
+        count_dead(cell, envelope[0], "outcome_unknown")
         target._fail(outcome_unknown(cell, envelope[0]))
+    box = cell.box
+    stashed, box.stashed = box.stashed, None
+    front.extend(stashed or ())
     if redelivered is not None:
         front.append(redelivered)
     if front:
-        if cell.box.returned is None:
-            cell.box.returned = deque()
-        cell.box.returned.extendleft(reversed(front))
+        box.bring_back(front, unstashed=len(stashed or ()))
 
 
 def bury_owed(cell: Cell) -> None:
@@ -193,14 +197,14 @@ def abandon(cell: Cell, exc: BaseException) -> None:
     """Settle what can be settled when the run itself is cancelled or ends with `exc`."""
     cell.last_error = exc
     cell.failed_ms = cell.system.clock.now_ms()
+    cell.take_back()
     envelope, cell.inflight = cell.inflight, None
     if envelope is not None and envelope[2] != SETTLED:
         message, target, deliveries = envelope
         if target is not None:
             cell.owed.pop(target, None)
         if cancels(exc):
-            cell.dead += 1
-            cell.system.dead_letters.record(_letter(cell, message, "system_ended"))
+            count_dead(cell, message, "system_ended")
             if target is not None:
                 target._fail(outcome_unknown(cell, message))
         else:
@@ -211,7 +215,7 @@ def abandon(cell: Cell, exc: BaseException) -> None:
 def bury(cell: Cell) -> None:
     """Empty the lanes of a closed mailbox. Any thread: each pop is taken by one."""
     box = cell.box
-    for lane in (box.returned, box.user):
+    for lane in (box.returned, box.stashed, box.user):
         while lane:
             try:
                 envelope = lane.popleft()
@@ -229,17 +233,33 @@ def bury(cell: Cell) -> None:
             drop_internal(cell, kind, payload, incarnation)
 
 
-def drop(cell: Cell, envelope: Envelope) -> None:
-    """Make a dead letter of an envelope that an overflow policy drops. Any thread."""
-    with cell.system.lock:
-        cell.dead += 1
-    cell.system.dead_letters.record(_letter(cell, envelope[0], "overflow"))
-    if envelope[1] is not None:
-        envelope[1]._fail(
+def drop(cell: Cell, envelope: Envelope, reason: str) -> None:
+    """Make a dead letter of an envelope that an overflow policy drops. Any thread.
+
+    Args:
+        cell: Whose it was.
+        envelope: Which.
+        reason: `overflow` or `coalesced`.
+    """
+    message, target, _ = envelope
+    count_dead(cell, message, reason)
+    if target is None:
+        return
+    if reason == "coalesced":
+        target._fail(
+            MessageCoalescedError(
+                f"a newer message of the same key took this one's place in the mailbox of {cell}; "
+                "this one was not handled; ask again if its own reply is needed",
+                actor=cell.key,
+                message=message,
+            )
+        )
+    else:
+        target._fail(
             MailboxFullError(
                 f"the mailbox of {cell} overflowed; the message was dropped; send slower",
                 actor=cell.key,
-                message=envelope[0],
+                message=message,
                 capacity=cell.box.capacity,
             )
         )
@@ -261,9 +281,7 @@ def bury_one(cell: Cell, envelope: Envelope, reason: str) -> None:
         assert target is not None
         target._answer(None)
         return
-    with cell.system.lock:
-        cell.dead += 1
-    cell.system.dead_letters.record(_letter(cell, message, reason))
+    count_dead(cell, message, reason)
     if target is not None:
         target._fail(
             ActorDeadError(
@@ -272,6 +290,17 @@ def bury_one(cell: Cell, envelope: Envelope, reason: str) -> None:
                 message=message,
             )
         )
+
+
+def count_dead(cell: Cell, message: Any, reason: str) -> None:
+    """Count an envelope as a dead letter, and record it. Any thread."""
+    box = cell.box
+    with cell.system.lock:
+        cell.dead += 1
+        if box.dead is None:
+            box.dead = {}
+        box.dead[reason] = box.dead.get(reason, 0) + 1
+    cell.system.dead_letters.record(_letter(cell, message, reason))
 
 
 def _letter(cell: Cell, message: Any, reason: str) -> DeadLetter:

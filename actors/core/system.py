@@ -422,8 +422,8 @@ class ActorSystem:
         queued = internal = owed = in_flight = restarts = handled = 0
         for cell in cells:
             box = cell.box
-            states[cell.state] = states.get(cell.state, 0) + 1
-            queued += box.depth
+            states[cell.state_shown] = states.get(cell.state_shown, 0) + 1
+            queued += box.held
             internal += len(box.internal or ())
             owed += len(cell.owed)
             in_flight += cell.in_flight
@@ -572,7 +572,7 @@ class ActorSystem:
         try:
             for phase in PHASES:
                 if phase == "stop":
-                    left = {cell.key: cell.box.depth for cell in self.cells if cell.box.depth}
+                    left = {cell.key: cell.box.held for cell in self.cells if cell.box.held}
                 if not drain and phase in ("drain", "settle"):
                     continue
                 phases.append(await self._run_phase(phase, limits[phase], ends_at))
@@ -611,7 +611,7 @@ class ActorSystem:
         # Taking away the fast path is what makes each host tell look at `refusing`.
         self.refusing = True
         for cell in list(self.cells):
-            cell.box.room = min(cell.box.room, 0)
+            cell.box.set_room()
 
     async def _drain(self) -> None:
         await self._until_none(lambda cell: cell.busy)

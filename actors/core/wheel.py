@@ -200,9 +200,9 @@ def _tick_of(when: float) -> int:
 
 
 def _waiting(cell: Cell) -> list[Target]:
-    """Return whoever waits for a reply of the cell: queued, in flight and owed."""
+    """Return whoever waits for a reply of the cell: queued, stashed, in flight and owed."""
     # Copies, because host threads append and drop meanwhile; a deque is copied in one step.
     box = cell.box
-    queued = (*box.user.copy(), *(box.returned or ()), cell.inflight)
+    queued = (*box.user.copy(), *(box.returned or ()), *(box.stashed or ()), cell.inflight)
     waiting = [entry[1] for entry in queued if entry is not None and entry[1] is not None]
     return [*waiting, *cell.owed]

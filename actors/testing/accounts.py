@@ -1,7 +1,8 @@
 """The books of systems with faults: what was accepted is handled, dead, quarantined, or there.
 
-accepted = handled + dead letters + quarantined + queued + owed + in flight, for every actor and at
-every instant at which its own task does not run; and when a system has ended, the last three are 0,
+accepted = handled + dead letters + quarantined + queued + stashed + owed + in flight, for every
+actor and at every instant at which its own task does not run, where one that its running handler
+stashed counts as stashed; and when a system has ended, the last four are 0,
 every reply has come or failed, and nobody is in its registers.
 
 A running system is looked at on its loop thread.
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 from threading import get_ident
 from typing import TYPE_CHECKING
 
-from abeyance.actors.core.envelope import SETTLED, TELL, Answer, Ended, Reminder, StopPill
+from abeyance.actors.core.envelope import TELL, Answer, Ended, Reminder, StopPill
 from abeyance.actors.core.future import Target, TrioFuture
 
 if TYPE_CHECKING:
@@ -108,11 +109,13 @@ def _there(cell: Cell) -> dict[str, list[Target | None]]:
     queued += [None for item in box.internal or () if item[0] == TELL]
     flying: list[Target | None] = []
     envelope = cell.inflight
-    if envelope is not None and envelope[2] != SETTLED and envelope[1] not in cell.owed:
+    # Below zero it was settled, or stashed.
+    if envelope is not None and envelope[2] >= 0 and envelope[1] not in cell.owed:
         flying.append(envelope[1])
     if cell.inflight_internal is not None and cell.inflight_internal[0] == TELL:
         flying.append(None)
-    return {"queued": queued, "owed": list(cell.owed), "in flight": flying}
+    stashed = [envelope[1] for envelope in box.stashed or ()]
+    return {"queued": queued, "stashed": stashed, "owed": list(cell.owed), "in flight": flying}
 
 
 def left_behind(system: ActorSystem) -> Iterator[str]:

@@ -4,7 +4,7 @@ Each takes the place of the real thing in a system that has faults, and only the
 that acts, each does exactly what the real thing does.
 
 Invariants:
-    I1. The mailbox's fast path is never taken (`room` is below zero), so every put passes here.
+    I1. The mailbox's fast path is never taken (`room` is zero), so every put passes here.
     I2. `accepted` counts what the mailbox took, in the same locked section as the put.
 
 Mailboxes are put to on any thread; handlers run on the loop thread; a commit's outcome comes on the
@@ -14,7 +14,7 @@ store's writer thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from abeyance.actors.core.future import Target, TrioFuture, Unasked
 from abeyance.actors.core.hosted import find_system
 from abeyance.actors.core.mailbox import Mailbox
 from abeyance.actors.core.serving import SPECIAL, proxied
-from abeyance.actors.core.settling import _letter
+from abeyance.actors.core.settling import count_dead
 from abeyance.storage.errors import StorageError
 from abeyance.storage.store import Committed, NeedsService, NotStored, Outcome, Request
 
@@ -49,9 +49,8 @@ class FaultyMailbox(Mailbox):
 
     __slots__ = ("accepted", "books", "faults", "late", "targets")
 
-    def __init__(self, faults: Faults, cell: Cell, capacity: int, overflow: str) -> None:
-        super().__init__(cell, capacity, overflow, cell.system.ident, cell.system.token)
-        self.room = -1
+    def __init__(self, faults: Faults, cell: Cell) -> None:
+        super().__init__(cell, cell.system.ident, cell.system.token)
         self.faults = faults
         self.accepted = 0
         self.books = threading.RLock()
@@ -85,6 +84,22 @@ class FaultyMailbox(Mailbox):
                 super().append(copy)
         if kind == "kill":
             self.cell.system.on_loop(self.cell.kill, _KILLED)
+
+    def _bound(self) -> int:
+        return 0
+
+    def put_by_key(self, key: Hashable, envelope: Envelope, room: bool) -> bool:
+        """As the real one. What is put so can be killed at, not dropped or doubled."""
+        with self.books:
+            put = super().put_by_key(key, envelope, room)
+            if put:
+                _put.appended = True
+                self._account(envelope)
+        if put:
+            action = self.faults.hit("mailbox_put", self.cell, opened(envelope[0])[0])
+            if action is not None and action.kind == "kill":
+                self.cell.system.on_loop(self.cell.kill, _KILLED)
+        return put
 
     def _account(self, envelope: Envelope) -> None:
         self.accepted += 1
@@ -132,9 +147,7 @@ class FaultyMailbox(Mailbox):
 
 def _lose(cell: Cell, message: Any, target: Target | None) -> None:
     """Make a dead letter of an accepted message, for no reason but the test's. Any thread."""
-    with cell.system.lock:
-        cell.dead += 1
-    cell.system.dead_letters.record(_letter(cell, message, "fault"))
+    count_dead(cell, message, "fault")
     if target is not None:
         target._fail(
             ActorDeadError(

@@ -323,10 +323,10 @@ class Faults:
         """See `FaultHooks`."""
         self.accounts.add_system(system)
 
-    def mailbox(self, cell: Cell, capacity: int, overflow: str) -> Mailbox:
+    def mailbox(self, cell: Cell) -> Mailbox:
         """See `FaultHooks`."""
         self._label(cell)  # Now: births come in the same order every time, hits may not.
-        box = FaultyMailbox(self, cell, capacity, overflow)
+        box = FaultyMailbox(self, cell)
         self.accounts.add_mailbox(box)
         return box
 

@@ -302,7 +302,7 @@ async def test_mailbox_that_fills_and_empties_is_an_event_each_once(autojump_clo
         gate.set()
         await wait_all_tasks_blocked()
         high, low = [await anext(looking) for _ in range(2)]
-        assert (high.kind, high.subject, high.depth, high.capacity) == ("mailbox_high", "a", 10, 10)
+        assert (high.kind, high.subject, high.depth, high.capacity) == ("mailbox_high", "a", 8, 10)
         assert (low.kind, low.subject, low.capacity) == ("mailbox_low", "a", 10)
         assert low.depth <= 5
 
@@ -331,5 +331,6 @@ async def test_mailbox_that_fills_during_a_batch_is_an_event_before_it_is_full(a
             ref.tell(message)
         await wait_all_tasks_blocked()
         high, low = [await anext(looking) for _ in range(2)]
-        assert (high.kind, high.depth) == ("mailbox_high", 85)
-        assert (low.kind, low.depth) == ("mailbox_low", 0)
+        assert (high.kind, high.depth) == ("mailbox_high", 80)
+        assert low.kind == "mailbox_low"
+        assert 42 < low.depth <= 50
