@@ -512,6 +512,8 @@ def test_a_reading_does_not_depend_on_the_order_or_case_of_headers(row: dict[str
         ("you have reached your daily limit", True),
         ("You've exceeded your 5-hour limit", True),
         ("Weekly limit reached", True),
+        ("You've hit your\n  weekly limit · resets Oct 9, 9pm (UTC)", True),
+        ("\x1b[31mYou've hit your limit\x1b[0m", True),
         ("we should respect the rate limit here", False),
         ("If you've hit your limit, upgrade", False),
         ("Approaching your weekly limit · resets 3pm", False),
@@ -557,3 +559,25 @@ def test_frames_of_an_event_stream_are_read_as_they_arrive():
     wait = stated(body=said + failed, **parts)
     assert (wait.kind, wait.ends, wait.scope) == ("rate_limited", "unknown", "model")
     assert read(body=said, **parts) is None
+
+
+@pytest.mark.parametrize(
+    "row",
+    [row for row in CAPTURED + FURTHER if row["expected_hold"] == "until"],
+    ids=lambda row: row["id"],
+)
+def test_a_provider_that_nobody_named_is_not_read_as_a_shorter_wait(row: dict[str, Any]):
+    def read_as(provider: str | None) -> StatedWait:
+        wait = read_stated_wait(
+            status=row["status"],
+            headers=row["headers"],
+            body=row["body"],
+            received_at=row["received_at"],
+            provider=provider,
+            transport=row["transport"],
+        )
+        assert wait is not None, "a limit is a limit, whoever reads it"
+        return wait
+
+    named, guessed = read_as(row["provider"]), read_as(None)
+    assert guessed.deadline_ms is None or guessed.deadline_ms >= (named.deadline_ms or 0)

@@ -6,7 +6,7 @@ import re
 
 from ..stated import WaitKind, WaitScope
 from . import openai
-from .generic import UNTILS, spent
+from .generic import NO_CREDIT, UNTILS, spent
 from .response import Response
 from .table import KindRow, Reading, named, worded
 
@@ -28,7 +28,7 @@ def recognises(response: Response) -> bool:
 
 
 KINDS = (
-    openai.NO_CREDIT,
+    NO_CREDIT,
     openai.NO_QUOTA_WORDS,
     openai.TOO_LARGE,
     named("NoCapacity", "server_overloaded", kind=WaitKind.OVERLOADED),

@@ -50,7 +50,7 @@ _WINDOWS = (
     (re.compile(r"\bdaily\b", re.IGNORECASE), "day", DAY_MS),
     (re.compile(r"\bmonthly\b|\bspend\b", re.IGNORECASE), "month", 31 * DAY_MS),
 )
-_WITHIN_MS = 31 * DAY_MS
+_WITHIN_MS = 180 * DAY_MS
 _SLACK_MS = 10 * 60_000
 """A window may start, and a clock be, some minutes off."""
 _REACH_CHARS = 300
@@ -83,7 +83,8 @@ def _said(response: Response) -> str:
                 for block in (content[:64] if isinstance(content, list) else ())
                 if isinstance(block, dict) and isinstance(block.get("text"), str)
             ]
-    return "\n".join(parts).replace("\u2019", "'").replace("\u00a0", " ")[:200_000]
+    words = "\n".join(parts)[:200_000].replace("\u2019", "'")
+    return " ".join(words.split())  # A terminal breaks lines where it likes.
 
 
 def _first(response: Response) -> tuple[WaitScope | None, str | None]:
@@ -175,11 +176,13 @@ def recognises(response: Response) -> bool:
         for _event, data in response.documents
     ) or any(True for _ in status_windows(response)):
         return True
-    return response.transport in ("text", "agent_sdk") and any(
-        "resets" in response.words[limit.end() : limit.end() + _REACH_CHARS].lower()
-        or limit["epoch"]
-        or "claude" in limit[0].lower()
-        for limit in limits_in(response.words)
+    if response.transport not in ("text", "agent_sdk"):
+        return False
+    words = _said(response)
+    # Codex says `try again` where Claude Code says `resets`.
+    others = "try again" in words.lower()
+    return "(not your usage limit)" in words or any(
+        limit["epoch"] or not others for limit in limits_in(words)
     )
 
 
@@ -252,8 +255,8 @@ READING = Reading(
             "`resets in 2h 5m`",
             "epoch seconds; a moment in the zone it names, else in the caller's `zone` (UTC unless "
             "given), the next one within the window (5 hours for a session, 7 days for a week, "
-            "else 31 days); a duration. An unknown zone, or a time that must have passed, states "
-            "nothing",
+            "31 for a month, else 180); a duration. An unknown zone, or a time that must have "
+            "passed, states nothing",
             _told,
         ),
         UntilRow(

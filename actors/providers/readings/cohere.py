@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..stated import WaitKind, WaitScope
-from .generic import NO_QUOTA, UNTILS
+from .generic import NO_CREDIT, UNTILS
 from .response import Response
 from .table import Reading, worded
 
@@ -22,7 +22,7 @@ READING = Reading(
             kind=WaitKind.QUOTA_EXHAUSTED,
             scope=WaitScope.ACCOUNT,
         ),
-        NO_QUOTA,
+        NO_CREDIT,
         worded(
             r"limited to [0-9,.]+ api calls ?(?:/|per|a) ?(?:minute|second|hour)"
             r"|token rate limit exceeded|too many requests",

@@ -228,19 +228,40 @@ WINDOWS: tuple[UntilRow, ...] = (
 TEXT = (PHRASES, ZONED_MOMENTS)
 UNTILS = (*TEXT, FIELDS, *WINDOWS, *EXPLICIT)
 
-NO_QUOTA = named(
+NO_CREDIT = named(
     "insufficient_quota",
-    "quota_exceeded",
     "billing_hard_limit_reached",
+    "billing_not_active",
     "credit_balance_exhausted",
+    "organization_spend_limit_exceeded",
+    "project_spend_limit_exceeded",
+    "quota_exceeded",
     kind=WaitKind.QUOTA_EXHAUSTED,
     scope=WaitScope.ACCOUNT,
+)
+BUSY_NAMES = named(
+    "server_overloaded",
+    "server_is_overloaded",
+    "overloaded_error",
+    "slow_down",
+    "resource_unavailable",
+    "service_unavailable",
+    "capacity_exceeded",
+    kind=WaitKind.OVERLOADED,
+)
+RATE_NAMES = named(
+    "rate_limit_exceeded",
+    "rate_limit_error",
+    "rate_limit_reached_error",
+    "rate_limited",
+    "too_many_requests",
+    kind=WaitKind.RATE_LIMITED,
 )
 
 READING = Reading(
     "generic",
     "Any other service",
-    kinds=(NO_QUOTA,),
+    kinds=(NO_CREDIT, BUSY_NAMES, RATE_NAMES),
     untils=UNTILS,
     notes="By status, and by the error codes that many services took over from OpenAI. Words "
     "never decide what kind of refusal it is here; beside a refusal they may say how long.",

@@ -15,6 +15,7 @@ from .table import KindRow, Reading, UntilRow, named, worded
 
 _USAGE = "x-usage-ratelimit-"
 _WAIT = re.compile(r"\b(?:wait|try again in) {1,3}", re.IGNORECASE)
+_RATE_WORDS = re.compile(r"your request was rate-limited\. please wait", re.IGNORECASE)
 _HOUR_MS = 3_600_000
 
 
@@ -56,10 +57,13 @@ def _usage_resets(response: Response) -> Iterator[Statement]:
 
 
 def recognises(response: Response) -> bool:
-    return any(
-        name.startswith((_USAGE, "x-ratelimit-user-retry-after", "x-ratelimit-quota-exceeded"))
-        or name == "x-ratelimit-exceeded"
-        for name in response.headers
+    return (
+        any(
+            name.startswith((_USAGE, "x-ratelimit-user-retry-after", "x-ratelimit-quota-exceeded"))
+            or name == "x-ratelimit-exceeded"
+            for name in response.headers
+        )
+        or _RATE_WORDS.search(response.words) is not None
     )
 
 

@@ -19,12 +19,16 @@ def _month_spent(response: Response) -> bool:
 
 
 def recognises(response: Response) -> bool:
-    return any(
-        name == "mistral-correlation-id" or name.startswith("x-ratelimit-remaining-req-")
-        for name in response.headers
-    ) or any(
-        data.get("object") == "error" and "raw_status_code" in data
-        for _event, data in response.documents
+    return (
+        bool({"service_tier_capacity_exceeded", "request_tier_capacity_exceeded"} & response.names)
+        or any(
+            name == "mistral-correlation-id" or name.startswith("x-ratelimit-remaining-req-")
+            for name in response.headers
+        )
+        or any(
+            data.get("object") == "error" and "raw_status_code" in data
+            for _event, data in response.documents
+        )
     )
 
 

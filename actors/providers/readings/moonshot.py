@@ -20,7 +20,9 @@ _TYPES = {"rate_limit_reached_error", "exceeded_current_quota_error", "engine_ov
 
 
 def recognises(response: Response) -> bool:
-    return bool(_TYPES & response.names)
+    return bool(_TYPES & response.names) or (
+        "access_terminated_error" in response.names and "kimi" in response.text[:20_000].lower()
+    )
 
 
 READING = Reading(

@@ -8,24 +8,13 @@ from __future__ import annotations
 import re
 
 from ..stated import WaitKind, WaitScope
-from .generic import UNTILS
+from .generic import BUSY_NAMES, NO_CREDIT, UNTILS
 from .response import Response
 from .table import KindRow, Reading, named, worded
 
 _OF_A_MODEL = re.compile(r"rate limit reached for (?:model )?\S", re.IGNORECASE)
 _RATE_NAMES = {"rate_limit_exceeded", "rate_limit_error"}
 
-NO_CREDIT = named(
-    "insufficient_quota",
-    "billing_hard_limit_reached",
-    "billing_not_active",
-    "credit_balance_exhausted",
-    "organization_spend_limit_exceeded",
-    "project_spend_limit_exceeded",
-    "quota_exceeded",
-    kind=WaitKind.QUOTA_EXHAUSTED,
-    scope=WaitScope.ACCOUNT,
-)
 NO_QUOTA_WORDS = worded(
     r"exceeded your current quota|insufficient (?:balance|credits|funds)",
     "exceeded your current quota, insufficient balance",
@@ -41,16 +30,6 @@ BUSY = worded(
     r"\b(?:currently|temporarily|is) overloaded|over ?capacity|experiencing high (?:demand|traffic)"
     r"|\bcapacity (?:temporarily )?exceeded|no capacity",
     "overloaded, over capacity, experiencing high demand",
-    kind=WaitKind.OVERLOADED,
-)
-BUSY_NAMES = named(
-    "server_overloaded",
-    "server_is_overloaded",
-    "overloaded_error",
-    "slow_down",
-    "resource_unavailable",
-    "service_unavailable",
-    "capacity_exceeded",
     kind=WaitKind.OVERLOADED,
 )
 

@@ -100,16 +100,19 @@ def recognises(response: Response) -> bool:
     return (
         any(_USED.fullmatch(name[:200]) for name in response.headers)
         or bool({"usage_limit_reached", "usage_not_included"} & response.names)
+        or (response.transport == "text" and _WORDS.matches(response))
         or any(True for _ in event_windows(response))
     )
+
+
+_QUOTA = WaitKind.QUOTA_EXHAUSTED
+_WORDS = worded(_LIMIT, "you've hit your … limit", kind=_QUOTA)
 
 
 def _model_s(response: Response) -> tuple[WaitScope | None, str | None]:
     return (WaitScope.MODEL if _OF_A_MODEL.search(response.words) else None), None
 
 
-_QUOTA = WaitKind.QUOTA_EXHAUSTED
-_WORDS = worded(_LIMIT, "you've hit your … limit", kind=_QUOTA)
 KINDS = (
     named("usage_not_included", kind=WaitKind.OTHER),
     named(

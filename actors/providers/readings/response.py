@@ -11,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
@@ -26,6 +27,7 @@ BODY_CHARS_MAX = 1_000_000
 
 _WORDS_CHARS_MAX = 65_536
 """Of words, so much of the head and as much of the tail: a terminal's last lines are the news."""
+_COLOURS = re.compile(r"\x1b\[[0-9;?]{0,40}[ -/]{0,4}[@-~]")
 _QUOTES = str.maketrans({"\u2018": "'", "\u2019": "'", "\u02bc": "'", "\u00a0": " ", "\u202f": " "})
 
 
@@ -147,7 +149,7 @@ def _words(said: list[str]) -> str:
     words = "\n".join(said)
     if len(words) > 2 * _WORDS_CHARS_MAX:
         words = f"{words[:_WORDS_CHARS_MAX]}\n{words[-_WORDS_CHARS_MAX:]}"
-    return words.translate(_QUOTES)
+    return _COLOURS.sub("", words).translate(_QUOTES)
 
 
 def _text(body: object) -> str:
