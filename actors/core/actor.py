@@ -348,6 +348,7 @@ class TrioActor(pykka.Actor):
         *,
         tag: Any,
         timeout_s: float | None = None,
+        cancel_on_timeout: bool = False,
         fact: bool = False,
     ) -> None:
         """Ask another actor and go on; the answer comes to `on_answer`.
@@ -359,6 +360,8 @@ class TrioActor(pykka.Actor):
             message: What.
             tag: What the answer carries, to know it by.
             timeout_s: Until the ask has expired. None is the system's default; `math.inf` none.
+            cancel_on_timeout: Whether a handler that runs for it then is cancelled. See
+                `TrioActorRef.ask`.
             fact: Deliver the answer to whichever incarnation is there; otherwise it is dropped
                 when this one has ended.
 
@@ -380,6 +383,7 @@ class TrioActor(pykka.Actor):
             )
         request = _Request(cell, tag, message, fact, stance[0] or (cell.key,))
         timeout_s = system.ask_timeout_s if timeout_s is None else timeout_s
+        request._cancels = cancel_on_timeout
         deadline = _FOREVER
         if timeout_s is not None and timeout_s != _FOREVER:
             request._timeout_s = timeout_s

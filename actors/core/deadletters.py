@@ -45,7 +45,8 @@ class DeadLetter:
     Attributes:
         actor: Whose mailbox it was in.
         message: What was sent.
-        reason: `stopped`, `overflow`, `coalesced`, `expired`, `outcome_unknown`, `system_ended`,
+        reason: `stopped`, `overflow`, `coalesced`, `expired`, `cancelled` (its handler ended with
+            the ask's deadline, and may have done a part), `outcome_unknown`, `system_ended`,
             `fact_undelivered` for an answer that was a fact and found no actor, or `fault` where
             a test's fault dropped it.
         at_ms: When, in epoch milliseconds.

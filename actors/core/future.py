@@ -53,6 +53,8 @@ class Target:
     _timeout_s: float | None = None  # None: the system's.
     _slot: set[Any] | None = None  # The wheel's slot that holds this target.
     _chain: tuple[str, ...] = ()  # Who waits for this reply.
+    _cancels: bool = False  # Whether the handler ends with the deadline.
+    _scope: trio.CancelScope | None = None  # Of the handler that ends with it, while it runs.
 
     @property
     def settled(self) -> bool:
@@ -78,9 +80,9 @@ class Target:
     def _fail(self, error: BaseException) -> bool:
         return self._settle((None, error, error.__traceback__))
 
-    def _expire(self, default_s: float | None) -> None:
+    def _expire(self, default_s: float | None) -> bool:
         timeout_s = default_s if self._timeout_s is None else self._timeout_s
-        self._fail(
+        return self._fail(
             AskTimeoutError(
                 f"no reply within {timeout_s} s; whether it was handled is unknown; "
                 "ask again only what may happen twice",
@@ -232,6 +234,7 @@ class TrioFuture(Target, pykka.Future[T]):
         Raises:
             pykka.Timeout: There was no outcome in time.
             WouldDeadlockError: Called on a thread that runs trio, and there is no outcome.
+            AskCycleError: The asked actor waits for the caller; nothing was waited for.
         """
         hook: Any = self._get_hook
         if hook is not None:
@@ -255,6 +258,8 @@ class TrioFuture(Target, pykka.Future[T]):
             raise WouldDeadlockError(
                 "get() would block a thread that runs trio; nothing was waited for; await it"
             )
+        if self._ring is not None:
+            check_ring(STANCE.get()[0], *self._ring)
         lock = allocate_lock()
         lock.acquire()
         self.on_done(lock.release)

@@ -22,6 +22,7 @@ from trio.lowlevel import in_trio_run
 from .asks import IDLE, STANCE, Stance, check_ring, check_table
 from .envelope import STOP_PILL, TELL, Envelope
 from .errors import REFUSALS, ActorDeadError, AskTimeoutError, WouldDeadlockError
+from .expiry import end_handler
 from .future import TrioFuture
 
 if TYPE_CHECKING:
@@ -185,7 +186,14 @@ class TrioActorRef(pykka.ActorRef[A]):
 
     # -- asking
 
-    def ask(self, message: Any, *, block: bool | None = None, timeout: float | None = None) -> Any:
+    def ask(
+        self,
+        message: Any,
+        *,
+        block: bool | None = None,
+        timeout: float | None = None,
+        cancel_on_timeout: bool = False,
+    ) -> Any:
         """Send a message and get its reply: at once a future, or blocking the reply itself.
 
         Not a checkpoint. On a host thread it blocks, unless `block=False`; on a thread that runs
@@ -197,6 +205,9 @@ class TrioActorRef(pykka.ActorRef[A]):
             block: True blocks, False returns a future, None is True except where trio runs.
             timeout: Seconds until the ask has expired: it is then no longer handled, and its reply
                 is `AskTimeoutError`. None is the system's default; `math.inf` is none.
+            cancel_on_timeout: Whether a handler that runs for it then is cancelled, at its next
+                checkpoint. That is no crash: the incarnation goes on with the next message. A
+                handler that never awaits, and a reply that is owed, are not ended by it.
 
         Raises:
             WouldDeadlockError: `block=True` where trio runs; nothing was sent.
@@ -219,6 +230,8 @@ class TrioActorRef(pykka.ActorRef[A]):
             timeout = None
         else:
             future._timeout_s = timeout
+        if cancel_on_timeout:
+            future._cancels = True
         deadline = _FOREVER
         if timeout is not None and not blocks:
             future._deadline = deadline = system.wheel.now() + timeout
@@ -246,7 +259,8 @@ class TrioActorRef(pykka.ActorRef[A]):
             raise
         except pykka.Timeout:
             # The deadline is kept by this thread, not by the wheel: it holds when the loop stalls.
-            future._expire(timeout)
+            if future._expire(timeout) and cancel_on_timeout:
+                system.on_loop(end_handler, future)
             return future.get()
 
     def _judge(

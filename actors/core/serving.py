@@ -39,6 +39,7 @@ from .envelope import (
     StopPill,
 )
 from .errors import ActorCrashError
+from .expiry import until_expired
 from .future import Target
 from .mailbox import HALT, KILL, NEVER, STOP_NOW
 from .reporting import log_returned
@@ -157,7 +158,11 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
                             handled = 0
                             if box.watched:
                                 box.shrank()
-                            result = await (one_checkpoint(result, cell) if watched else result)
+                            if watched:
+                                result = one_checkpoint(result, cell)
+                            if target._cancels:
+                                result = until_expired(cell, target, result)
+                            result = await result
                     except ActorCrashError:
                         raise
                     except Exception as exc:

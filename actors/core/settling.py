@@ -193,6 +193,17 @@ def bury_owed(cell: Cell) -> None:
         bury_one(cell, envelope, "stopped")
 
 
+def give_up(cell: Cell) -> None:
+    """Make a dead letter of the envelope whose handler ended with its ask's deadline."""
+    cell.take_back()
+    envelope, cell.inflight = cell.inflight, None
+    if envelope is None or envelope[2] == SETTLED:
+        return  # Its reply handle was settled before, and counted it.
+    if envelope[1] is not None:
+        cell.owed.pop(envelope[1], None)
+    count_dead(cell, envelope[0], "cancelled")
+
+
 def abandon(cell: Cell, exc: BaseException) -> None:
     """Settle what can be settled when the run itself is cancelled or ends with `exc`."""
     cell.last_error = exc

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from .expiry import end_handler
 from .future import Target
 from .mailbox import NO_ALARM, Mailbox
 
@@ -164,7 +165,8 @@ class Wheel:
             for entry in list(slot):
                 due = [entry] if isinstance(entry, Target) else self._look_through(entry)
                 for target in due:
-                    target._expire(self._ask_timeout_s)
+                    if target._expire(self._ask_timeout_s):
+                        end_handler(target)
                     ended += 1
                     if ended % _EXPIRED_A_SLICE == 0:
                         await trio.lowlevel.checkpoint()
@@ -201,8 +203,8 @@ def _tick_of(when: float) -> int:
 
 def _waiting(cell: Cell) -> list[Target]:
     """Return whoever waits for a reply of the cell: queued, stashed, in flight and owed."""
-    # Copies, because host threads append and drop meanwhile; a deque is copied in one step.
+    # Copies, because host threads append and drop meanwhile; a list is made of one in one step.
     box = cell.box
-    queued = (*box.user.copy(), *(box.returned or ()), *(box.stashed or ()), cell.inflight)
+    queued = (*list(box.user), *(box.returned or ()), *(box.stashed or ()), cell.inflight)
     waiting = [entry[1] for entry in queued if entry is not None and entry[1] is not None]
     return [*waiting, *cell.owed]

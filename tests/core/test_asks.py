@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextvars
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import trio
 
@@ -72,15 +75,61 @@ async def test_ring_through_a_thread_is_refused():
 
     async with ActorSystem() as system:
         ref = system.start(Does, name="one")
-        with pytest.raises(AskCycleError):
+        with pytest.raises(AskCycleError) as caught:
             await ref.ask(lambda _: trio.to_thread.run_sync(tool, ref))
+        assert caught.value.ring == ("one", "one")
 
 
 async def test_ring_through_a_blocking_ask_in_a_thread_is_refused():
     async with ActorSystem() as system:
         ref = system.start(Does, name="one")
-        with pytest.raises(AskCycleError):
+        with pytest.raises(AskCycleError) as caught:
             await ref.ask(lambda _: trio.to_thread.run_sync(ref.ask, "x"))
+        assert caught.value.ring == ("one", "one")
+
+
+async def test_ring_of_two_actors_through_a_thread_of_each_is_refused_and_named():
+    def tool_of(ref, message):
+        return lambda _: trio.to_thread.run_sync(ref.ask, message)
+
+    async with ActorSystem() as system:
+        one, two = system.start(Does, name="one"), system.start(Does, name="two")
+        with pytest.raises(AskCycleError) as caught:
+            await one.ask(tool_of(two, tool_of(one, "x")))
+        assert caught.value.ring == ("one", "two", "one")
+        assert "one -> two -> one" in str(caught.value)
+
+
+def test_ring_through_a_thread_of_the_hosts_own_is_refused_where_it_has_the_handlers_context():
+    """As a host does that hands a tool to its own pool."""
+    with HostedSystem() as hosted, ThreadPoolExecutor(1) as pool:
+        one, two = hosted.start(Does, name="one"), hosted.start(Does, name="two")
+
+        def tool(_):
+            context = contextvars.copy_context()
+            call = pool.submit(context.run, two.ask, lambda _: one.ask("x"))
+            return trio.to_thread.run_sync(call.result)
+
+        with pytest.raises(AskCycleError) as caught:
+            one.ask(tool)
+        assert caught.value.ring == ("one", "two", "one")
+
+
+def test_ring_through_a_proxy_in_a_thread_is_refused_when_it_is_waited_for():
+    class Calls(Does):
+        def name(self):
+            return self.actor_ref.name
+
+    with HostedSystem() as hosted:
+        one = hosted.start(Calls, name="one")
+        proxy = one.proxy()
+
+        def tool(_):
+            return trio.to_thread.run_sync(lambda: proxy.name().get())
+
+        with pytest.raises(AskCycleError) as caught:
+            one.ask(tool, timeout=10)
+        assert caught.value.ring == ("one", "one")
 
 
 async def test_ring_through_a_reply_that_is_owed_is_refused():

@@ -13,6 +13,7 @@ from abeyance.actors.core import (
     AskTimeoutError,
     Backoff,
     ChildSpec,
+    HostedSystem,
     OutcomeUnknownError,
     SupervisorSpec,
     TrioActor,
@@ -278,3 +279,29 @@ async def test_child_that_falls_while_another_starts_is_restarted_at_once_one_fo
             await wait_all_tasks_blocked()
             ref.tell("boom")
             assert await ref.ask("when") == began
+
+
+@pytest.mark.parametrize("ends", ["the-actor", "the-run"])
+def test_ask_that_is_put_into_a_mailbox_as_it_closes_is_settled_by_its_sender(ends):
+    with HostedSystem(ask_timeout_s=None) as hosted:
+        ref = hosted.start(Kept)
+        lane = ref._lane
+
+        class Late(type(lane)):
+            """Takes what was accepted only when the mailbox has been closed and emptied."""
+
+            def append(self, envelope):
+                if ends == "the-run":
+                    hosted.close()
+                else:
+                    # Not by stop(), which would come this way too.
+                    hosted.system.on_loop(ref._cell.stop_now)
+                    ref._cell.ended_future().get(timeout=10)
+                lane.append(envelope)
+
+        ref._lane = Late()
+        ref._box.room = 1  # What is put in goes the fast way.
+        future = ref.ask("late", block=False)
+        with pytest.raises(ActorDeadError):
+            future.get(timeout=1)
+        assert len(lane) == 0
