@@ -23,6 +23,7 @@ from abeyance.actors.core import (
     TrioActor,
     TrioFuture,
 )
+from abeyance.actors.core.coalescing import CoalescingLane
 from abeyance.actors.core.mailbox import Mailbox
 
 
@@ -335,6 +336,28 @@ async def test_messages_of_a_coalescing_mailbox_can_be_looked_at_in_order():
         opens(ref)
 
 
+def test_message_that_is_taken_while_a_thread_replaces_it_is_the_newer_one():
+    lane = CoalescingLane()
+    taken = []
+
+    class Key:
+        """One whose comparison, in the middle of a put, lets another thread take."""
+
+        def __hash__(self):
+            return 1
+
+        def __eq__(self, other):
+            taker.start()
+            taker.join(timeout=0.2)
+            return True
+
+    taker = threading.Thread(target=lambda: taken.append(lane.popleft()))
+    assert lane.put(Key(), ("old", None, 0), True) == (True, None)
+    put, replaced = lane.put(Key(), ("new", None, 0), True)
+    taker.join(timeout=20)
+    assert (put, replaced, taken) == (True, ("old", None, 0), [("new", None, 0)])
+
+
 def test_threads_that_coalesce_lose_and_double_nothing():
     class Last(TrioActor):
         overflow = "coalesce"
@@ -454,6 +477,7 @@ async def test_crossing_by_a_host_thread_that_is_over_before_the_loop_hears_of_i
         opens(ref)
         await wait_all_tasks_blocked()
         assert seen(ref) == [1, 2]
+        ref._box.shrank()
         assert marks(events) == []
         for function, *args in late:
             function(*args)

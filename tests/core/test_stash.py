@@ -160,7 +160,7 @@ async def test_stash_counts_against_the_capacity_until_its_messages_were_handled
             ref.tell(message)
         await wait_all_tasks_blocked()
         assert kept(ref)["seen"] == [1, 2, 3, 4, 5, 6]
-        assert ref._box.load == 0
+        assert (ref._box.load, ref._box.unstashed, ref._box.watched) == (0, 0, False)
 
 
 async def test_stashed_ask_is_answered_when_it_is_handled_and_still_expires(autojump_clock):
