@@ -83,8 +83,7 @@ def look_after_significant(supervisor: Supervisor) -> None:
     if supervisor.spec.auto_shutdown == "any_significant" or not any(
         isinstance(child, ActorChild) and child.significant for child in children
     ):
-        supervisor._stopping.set()
-        supervisor._cut()
+        supervisor._stopping.set()  # At once: another significant child may end in this instant.
         supervisor.system.emit(GroupShutDown, subject=supervisor.spec.id)
         supervisor._end_soon()
 

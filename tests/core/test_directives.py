@@ -21,7 +21,7 @@ from abeyance.actors.core import (
     SupervisorSpec,
     TrioActor,
 )
-from abeyance.actors.core.directives import decide
+from abeyance.actors.core.directives import decide, resumes
 
 PLAIN = Backoff(jitter=0.0)
 STRATEGIES = ("one_for_one", "rest_for_one", "one_for_all")
@@ -82,6 +82,9 @@ class Worker(TrioActor):
                 return LATER
             case "pay":
                 return self.later_handle.set("paid")
+            case ("settle and raise", error):
+                self.later().set("settled")
+                raise error
             case ("take and raise", error):
                 self.later_handle = self.later()
                 raise error
@@ -262,9 +265,9 @@ async def test_resume_fails_the_ask_that_crashed_with_its_error_once(autojump_cl
         taken = ref.ask(("take and raise", crash))
         with pytest.raises(Crash):
             await taken
+        assert ref.statistics().owed == 0
         assert await ref.ask("pay") is False
         assert (await ref.ask("x"))[0] == 1
-        assert ref.statistics().owed == 0
         assert ref.statistics().quarantined == 2
 
 
@@ -508,7 +511,7 @@ async def test_escalation_at_the_root_leaves_the_run_as_an_exception_group(autoj
                 system, journal, "bc", id="inner", parent=outer, directives=of("escalate")
             )
             inner.refs["b"].tell(error)
-            await trio.sleep_forever()
+            await trio.sleep(60)
     assert caught.value.exceptions == (error,)
     assert [entry for entry in journal if entry[0] == "stop"] == [("stop", "c"), ("stop", "a")]
 
@@ -699,3 +702,90 @@ async def test_resume_quarantines_a_failing_reminder_and_ends_it(autojump_clock)
         assert await ref.ask("x") == 1
         assert ref.statistics().quarantined == 1
         assert not len(system.reminders._book)
+
+
+async def test_resume_takes_a_message_whose_reply_was_settled_as_handled(autojump_clock):
+    async with ActorSystem() as system:
+        supervisor = await group(system, [], "a", directives=of("resume"))
+        (ref,) = supervisor.refs.values()
+        assert await ref.ask(("settle and raise", Crash("late"))) == "settled"
+        assert (await ref.ask("x"))[0] == 1
+        statistics = ref.statistics()
+        assert (statistics.handled, statistics.quarantined, statistics.owed) == (2, 0, 0)
+
+
+async def test_message_of_a_killed_handler_that_raises_is_delivered_again_and_not_resumed(
+    autojump_clock,
+):
+    async with ActorSystem() as system:
+        spec = ChildSpec("a", AtLeastOnce, directives=of("resume"))
+        supervisor = await system.start_supervisor(SupervisorSpec("group", (spec,)))
+        (ref,) = supervisor.refs.values()
+        ref.tell(("deaf", Error()))
+        await wait_all_tasks_blocked()
+        ref.kill()
+        await trio.sleep(10)
+        (entry,) = system.quarantine.entries
+        assert (entry.incarnation, entry.deliveries) == (2, 2)
+
+
+async def test_error_without_a_message_in_flight_is_not_resumed(autojump_clock):
+    """It is the kernel's own: nothing would be settled, and it would come again."""
+    async with ActorSystem() as system:
+        supervisor = await group(system, [], "a", directives=of("resume"))
+        (ref,) = supervisor.refs.values()
+        assert not resumes(ref._cell, Error())
+        assert ref._cell.last_error is None
+
+
+async def test_message_past_its_deliveries_parks_its_group_whatever_is_to_be_resumed(
+    autojump_clock,
+):
+    class Spent:
+        def begin(self, *_act):
+            return 99
+
+        def end(self, *_act, **_how):
+            pass
+
+    class Counted(Parking):
+        counts_durably = True
+
+    class Act:
+        act_id = "act"
+
+    async with ActorSystem() as system:
+        system.deliveries = Spent()
+        spec = ChildSpec("a", Counted, directives=of("resume", Exception))
+        supervisor = await system.start_supervisor(SupervisorSpec("group", (spec,)))
+        supervisor.refs["a"].tell(Act())
+        await wait_all_tasks_blocked()
+        assert supervisor.state == "parked"
+        assert system.quarantine.total == 0
+
+
+@pytest.mark.parametrize("directive", ["restart", "stop"])
+async def test_child_that_fails_to_start_in_a_group_its_parent_restarts_fails_the_group(
+    directive, autojump_clock
+):
+    """Whoever starts the group is told; the parent's directives decide."""
+    broken = []
+    async with ActorSystem() as system:
+        outer = await group(
+            system, [], "a", id="outer", strategy="one_for_all", directives=of(directive, SubError)
+        )
+        spec = ChildSpec(
+            "b", Worker, ([], "b"), {"broken": lambda: broken.pop() if broken else None}
+        )
+        inner = await system.start_supervisor(
+            SupervisorSpec("inner", (spec,), directives=of("stop")), outer
+        )
+        a, b = outer.refs["a"], inner.refs["b"]
+        broken.append(SubError("start"))
+        a.kill()
+        await trio.sleep(10)
+        assert not broken
+        assert (inner.state == "stopped") is (directive == "stop")
+        assert b.is_alive() is (directive == "restart")
+        assert outer.restarts == (2 if directive == "restart" else 1)
+        assert (await a.ask("x"))[0] == (3 if directive == "restart" else 2)

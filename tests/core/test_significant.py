@@ -296,3 +296,16 @@ async def test_significant_child_that_is_stopped_as_it_fails_to_start_again_ends
         supervisor.refs["b"].kill()
         await wait_all_tasks_blocked()
         assert supervisor.state == "stopped"
+
+
+async def test_two_significant_children_that_end_at_once_end_their_supervisor_once(
+    autojump_clock,
+):
+    events = []
+    async with ActorSystem(on_event=events.append) as system:
+        supervisor = await start(system, spec([], "a"), spec([], "b"))
+        for ref in supervisor.refs.values():
+            ref.stop()
+        await wait_all_tasks_blocked()
+        assert supervisor.state == "stopped"
+        assert [event.subject for event in events if event.kind == "shut_down"] == ["group"]

@@ -218,7 +218,8 @@ async def held_once_and_until_its_time(live: Live) -> None:
     await trio.sleep(58)
     assert live.world.state().state == "held"
     await trio.sleep(3)
-    await live.ana.wait_idle()
+    with trio.fail_after(60):
+        await live.ana.wait_idle()
     assert live.turn.state == "done"
     assert (await shown(live.ana))[-1] == "assistant: said later"
     assert len(live.provider.requests) == 3
