@@ -224,6 +224,11 @@ class HostedRuntime:
         found: RuntimeStatus = self._call(read, True)
         return found
 
+    @property
+    def runtime(self) -> Runtime:
+        """The runtime, for what may be called from any thread, as a metrics collector is."""
+        return self._check_open()[1]
+
     def tree(
         self, *, depth_max: int = DEPTH, width_max: int = WIDTH, nodes_max: int = NODES
     ) -> TreeNode:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -38,7 +39,7 @@ from .domain.errors import (
 )
 from .domain.gate import Gate
 from .domain.ingress import check_name, clean_text, identity
-from .domain.journal import Journal
+from .domain.journal import CommitFigures, Journal
 from .domain.protocol import ReleaseReceipt, ReleaseWaits
 from .domain.rings import WaitRings
 from .domain.slot import Slot, SlotView
@@ -49,7 +50,7 @@ from .domain.wait_book import Deferral, ProviderWait, WaitBook
 from .domain.waits import Ledger
 from .handle import AgentHandle, closed
 from .members import Member, Parking
-from .status import AgentStatus, HeldStatus, RuntimeStatus
+from .status import AgentStatus, HeldStatus, RuntimeStatistics, RuntimeStatus
 
 STOP_DEADLINE_S: Final = 30.0
 """How long a graceful end may take before what is left is cut off; what is durable stays."""
@@ -77,6 +78,7 @@ class Runtime:
         self._members: dict[str, Member] = {}
         self._adding: set[str] = set()
         self._rings = WaitRings()
+        self._commits = CommitFigures()
         self._waits = WaitBook(store, clock)
         self._closed = False
         self._lost: Exception | None = None
@@ -90,7 +92,9 @@ class Runtime:
             SupervisorSpec(
                 id="runtime",
                 children=(
-                    ChildSpec("journal", Journal, (store, self._store_lost), name="journal"),
+                    ChildSpec(
+                        "journal", Journal, (store, self._store_lost, self._commits), name="journal"
+                    ),
                     ChildSpec(
                         "ledger",
                         Ledger,
@@ -373,6 +377,30 @@ class Runtime:
             waits=self.provider_waits(),
             dead_letters=self._system.dead_letters.total,
             quarantine=self._system.quarantine.total,
+        )
+
+    @property
+    def system(self) -> ActorSystem:
+        """The system its actors live in."""
+        return self._system
+
+    def statistics(self) -> RuntimeStatistics:
+        """Figures of every agent, wait and commit. Not a checkpoint; on the loop thread only.
+
+        Raises:
+            RuntimeClosedError: The runtime has ended.
+        """
+        self._check_open()
+        agents = [self._agent_status(name) for name in list(self._members)]
+        return RuntimeStatistics(
+            agents=Counter(agent.state for agent in agents),
+            holds=Counter(agent.held.cause for agent in agents if agent.held is not None),
+            waits=len(self._waits.listing(None)),
+            inbox=sum(agent.inbox for agent in agents),
+            wakes=sum(agent.wakes for agent in agents),
+            requests=self._commits.requests,
+            commits=self._commits.cumulated(),
+            commits_s=self._commits.sum_s,
         )
 
     def tree(

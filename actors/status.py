@@ -34,6 +34,31 @@ class AgentStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class RuntimeStatistics:
+    """Figures of a runtime.
+
+    Attributes:
+        agents: How many agents were added, by state.
+        holds: How many turns are held, by cause.
+        waits: How many waits are in force, of agents here or elsewhere.
+        inbox: How many accepted messages are in no slot yet.
+        wakes: How many wakes no turn answers yet.
+        requests: How many requests were handed to the store.
+        commits: How many batches took at most so many seconds, from short to any, cumulated.
+        commits_s: How long they took together, in seconds.
+    """
+
+    agents: dict[str, int]
+    holds: dict[str, int]
+    waits: int
+    inbox: int
+    wakes: int
+    requests: int
+    commits: tuple[tuple[float, int], ...]
+    commits_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class RuntimeStatus:
     """A snapshot of a runtime."""
 

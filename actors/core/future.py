@@ -39,6 +39,9 @@ from .errors import AskTimeoutError, FutureSettledError, WouldDeadlockError
 if TYPE_CHECKING:
     from types import TracebackType
 
+Timeout = pykka.Timeout
+"""What `get` raises when there was no outcome in time."""
+
 T = TypeVar("T")
 M = TypeVar("M")
 

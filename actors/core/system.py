@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
+from itertools import islice
 from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -479,6 +480,11 @@ class ActorSystem:
         if self.ident == -1:
             raise self._not_running()
         return take_tree(self.root, depth_max=depth_max, width_max=width_max, nodes_max=nodes_max)
+
+    def named(self, count_max: int) -> tuple[ActorStatistics, ...]:
+        """Return a snapshot of the first so many live actors with a name. Any thread."""
+        cells = [cell for cell in map(self.names.find, islice(self.names, count_max)) if cell]
+        return tuple(cell.statistics() for cell in cells)
 
     def actors(self) -> tuple[ActorStatistics, ...]:
         """Return a snapshot of every live actor."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -68,12 +69,19 @@ class _Entry:
         self.outcomes: list[Outcome] = []
 
 
-class CommitLatency:
-    """How long commits took, from the handing over of a batch to its outcomes."""
+class CommitFigures:
+    """How many requests were handed over, and how long each batch took to its outcomes."""
 
     def __init__(self) -> None:
+        self.requests = 0
         self.counts = [0] * (len(LATENCY_BOUNDS_S) + 1)
         self.sum_s = 0.0
+
+    def cumulated(self) -> tuple[tuple[float, int], ...]:
+        """How many took at most so long, by the bound."""
+        return tuple(
+            zip((*LATENCY_BOUNDS_S, math.inf), itertools.accumulate(self.counts), strict=True)
+        )
 
     def add(self, took_s: float) -> None:
         self.counts[bisect.bisect_left(LATENCY_BOUNDS_S, took_s)] += 1
@@ -97,7 +105,7 @@ class JournalKept:
         self.lost: Exception | None = None
         self.out_since_s = 0.0  # When the batch that is out was handed over, by trio's clock.
         self.is_overdue = False
-        self.latency = CommitLatency()
+        self.figures = CommitFigures()
         self.batches = 0
         self.requests = 0
 
@@ -111,8 +119,15 @@ class Journal(TrioActor):
     max_deliveries: ClassVar[int] = 5
     kept: JournalKept
 
-    def __init__(self, store: Store, on_lost: Callable[[Exception], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        on_lost: Callable[[Exception], None],
+        figures: CommitFigures | None = None,
+    ) -> None:
         super().__init__()
+        if figures is not None:
+            self.kept.figures = figures
         self._store = store
         self._on_lost = on_lost
 
@@ -193,6 +208,7 @@ class Journal(TrioActor):
         else:
             kept.batches += 1
             kept.requests += size
+            kept.figures.requests += size
 
     def _take(self) -> tuple[list[_Entry], int]:
         """Take entries from the queue's head, as many as one batch holds."""
@@ -236,7 +252,7 @@ class Journal(TrioActor):
                 if not kept.answered.is_set() and _loop_is_busy():
                     time.sleep(YIELD_S)  # noqa: ASYNC251 - gives up the GIL, on purpose and bounded.
             if kept.outcomes is not None:
-                kept.latency.add(trio.current_time() - kept.out_since_s)
+                kept.figures.add(trio.current_time() - kept.out_since_s)
                 return kept.outcomes
             kept.answered = trio.Event()
             kept.service = None

@@ -138,7 +138,7 @@ async def test_commit_that_is_out_for_long_is_an_event_once(autojump_clock: Mock
         done(result)
         for each in asked:
             await each
-        latency = journal._cell.kept.latency
+        latency = journal._cell.kept.figures
         assert latency.counts[-3:] == [1, 0, 0]  # Between 1.0 and 2.5 s.
         assert sum(latency.counts) == 1
         assert 1.5 <= latency.sum_s < 1.6

@@ -40,6 +40,8 @@ PLANTS = [
     Plant("lmdb", "actors/ops/protocol.py", "import lmdb"),
     Plant("msgpack", "storage/keys.py", "import msgpack"),
     Plant("msgpack", "actors/domain/errors.py", "import msgpack"),
+    Plant("prometheus", "actors/core/clock.py", "import prometheus_client"),
+    Plant("prometheus", "actors/ops/control.py", "from prometheus_client import Gauge"),
     Plant("http", "actors/domain/errors.py", "import httpx2"),
     Plant("http", "actors/core/clock.py", "import http.client"),
     Plant("http", "storage/keys.py", "import h11"),

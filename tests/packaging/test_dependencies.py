@@ -10,7 +10,11 @@ from pathlib import Path
 
 from .checkout import ROOT
 
-_DISTRIBUTION = {"trio_util": "trio-util", "pytest_trio": "pytest-trio"}
+_DISTRIBUTION = {
+    "prometheus_client": "prometheus-client",
+    "trio_util": "trio-util",
+    "pytest_trio": "pytest-trio",
+}
 """Where the import name is not the distribution's."""
 
 

@@ -1,0 +1,221 @@
+"""Metrics for Prometheus: collectors that read snapshots when they are scraped.
+
+Needs the `metrics` extra. Nothing is counted for them in any hot path, and a host that does not
+register one pays nothing. `registry.register(RuntimeCollector(runtime))` is all there is to do.
+
+Invariants:
+    I1. Labels are bounded: states, causes and reasons are few by construction, class names of
+        errors and actors' names are cut to the first so many, and the rest is one figure.
+    I2. A scrape never waits for the loop longer than `WAIT_S`: what needs the loop is then left
+        out, and `abeyance_runtime_unavailable` is 1.
+
+A collector is called on whichever thread scrapes. Not on a thread that runs another trio loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.registry import Collector
+
+from abeyance.actors.core import ActorSystem, TrioFuture
+from abeyance.actors.core.errors import AbeyanceError
+from abeyance.actors.core.future import Timeout
+from abeyance.storage.errors import StorageError
+
+if TYPE_CHECKING:
+    from abeyance.actors.runtime import Runtime
+    from abeyance.actors.status import RuntimeStatistics
+
+ACTORS_MAX: Final = 100
+"""How many actors have figures of their own."""
+ERRORS_MAX: Final = 20
+"""How many classes of errors have figures of their own; the rest is `other`."""
+WAIT_S: Final = 5.0
+
+
+class SystemCollector(Collector):
+    """The figures of an actor system.
+
+    Args:
+        system: Which.
+        actors_max: How many named actors have figures of their own, oldest names first.
+    """
+
+    def __init__(self, system: ActorSystem, *, actors_max: int = ACTORS_MAX) -> None:
+        self._system = system
+        self._actors_max = actors_max
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: the names are known when they are collected."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """Read the system. Any thread; waits for nobody."""
+        stats = self._system.statistics()
+        yield _by("abeyance_actors", "Live actors.", "state", stats.states)
+        yield GaugeMetricFamily(
+            "abeyance_mailbox_messages", "Messages that wait in user lanes.", value=stats.queued
+        )
+        yield GaugeMetricFamily(
+            "abeyance_mailbox_oldest_seconds_max",
+            "Upper bound on the age of the oldest message that waits; 0 where none does.",
+            value=stats.oldest_s_max or 0.0,
+        )
+        yield GaugeMetricFamily(
+            "abeyance_actors_handling", "Actors whose handler runs.", value=stats.in_flight
+        )
+        yield GaugeMetricFamily(
+            "abeyance_replies_owed", "Replies that handlers owe.", value=stats.owed
+        )
+        yield GaugeMetricFamily(
+            "abeyance_live_actor_restarts",
+            "Restarts of the actors that live; falls when one ends.",
+            value=stats.restarts,
+        )
+        yield CounterMetricFamily(
+            "abeyance_handled_messages", "Messages handled.", value=stats.handled
+        )
+        yield _by(
+            "abeyance_dead_letters", "Dead letters.", "reason", stats.dead_letters, counts=True
+        )
+        yield _by(
+            "abeyance_quarantined_messages",
+            "Messages quarantined.",
+            "error",
+            _first(stats.quarantined, ERRORS_MAX),
+            counts=True,
+        )
+        yield CounterMetricFamily(
+            "abeyance_sink_failures", "Failures of sinks.", value=stats.sink_failures
+        )
+        yield from self._of_actors(stats.actors)
+
+    def _of_actors(self, live: int) -> Iterator[Metric]:
+        listed = self._system.named(self._actors_max)
+        waiting = GaugeMetricFamily(
+            "abeyance_actor_mailbox_messages", "Messages that wait for an actor.", labels=["actor"]
+        )
+        oldest = GaugeMetricFamily(
+            "abeyance_actor_mailbox_oldest_seconds_max",
+            "Upper bound on the age of the oldest of them; 0 where there is none.",
+            labels=["actor"],
+        )
+        handled = CounterMetricFamily(
+            "abeyance_actor_handled_messages", "Messages an actor handled.", labels=["actor"]
+        )
+        restarts = CounterMetricFamily(
+            "abeyance_actor_restarts", "Restarts of an actor.", labels=["actor"]
+        )
+        for stats in listed:
+            name = [stats.name]
+            waiting.add_metric(name, stats.queued)
+            oldest.add_metric(name, stats.oldest_s_max or 0.0)
+            handled.add_metric(name, stats.handled)
+            restarts.add_metric(name, stats.restarts)
+        yield from (waiting, oldest, handled, restarts)
+        yield GaugeMetricFamily(
+            "abeyance_actors_without_figures",
+            "Live actors that have no figures of their own.",
+            value=max(0, live - len(listed)),
+        )
+
+
+class RuntimeCollector(Collector):
+    """The figures of a runtime, with those of its actors.
+
+    Args:
+        runtime: Which: a `Runtime`, or what `HostedRuntime.runtime` is.
+        actors_max: As for `SystemCollector`.
+        wait_s: How long a scrape waits for the loop.
+    """
+
+    def __init__(
+        self, runtime: Runtime, *, actors_max: int = ACTORS_MAX, wait_s: float = WAIT_S
+    ) -> None:
+        self._runtime = runtime
+        self._system = SystemCollector(runtime.system, actors_max=actors_max)
+        self._wait_s = wait_s
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: the names are known when they are collected."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """Read the runtime. Any thread; waits for the loop for `wait_s` at most."""
+        yield from self._system.collect()
+        stats = self._read()
+        yield GaugeMetricFamily(
+            "abeyance_runtime_unavailable",
+            "1 where the runtime has ended, or its loop did not answer in time.",
+            value=float(stats is None),
+        )
+        if stats is not None:
+            yield from _of_runtime(stats)
+
+    def _read(self) -> RuntimeStatistics | None:
+        """Read on the loop thread, where the store is read. None where it does not answer."""
+        answer: TrioFuture[RuntimeStatistics] = TrioFuture()
+
+        def read() -> None:
+            try:
+                answer.set(self._runtime.statistics())
+            except Exception as error:  # noqa: BLE001 - the scraper's, below.
+                answer.set_exception((type(error), error, error.__traceback__))
+
+        if not self._runtime.system.on_loop(read):
+            return None
+        try:
+            return answer.get(timeout=self._wait_s)
+        except (AbeyanceError, StorageError, Timeout):
+            return None
+
+
+def _of_runtime(stats: RuntimeStatistics) -> Iterator[Metric]:
+    yield _by("abeyance_agents", "Agents added here.", "state", stats.agents)
+    yield _by("abeyance_holds", "Held turns.", "cause", stats.holds)
+    yield GaugeMetricFamily(
+        "abeyance_provider_waits", "Waits in force, of any agent.", value=stats.waits
+    )
+    yield GaugeMetricFamily(
+        "abeyance_inbox_messages", "Accepted messages that are in no slot yet.", value=stats.inbox
+    )
+    yield GaugeMetricFamily("abeyance_wakes", "Wakes that no turn answers yet.", value=stats.wakes)
+    yield CounterMetricFamily(
+        "abeyance_commit_requests", "Requests handed to the store.", value=stats.requests
+    )
+    yield HistogramMetricFamily(
+        "abeyance_commit_seconds",
+        "From the handing over of a batch of requests to its outcomes.",
+        buckets=[(_bound(bound_s), count) for bound_s, count in stats.commits],
+        sum_value=stats.commits_s,
+    )
+
+
+def _bound(bound_s: float) -> str:
+    return "+Inf" if bound_s == float("inf") else repr(bound_s)
+
+
+def _by(
+    name: str, text: str, label: str, figures: Mapping[str, int], *, counts: bool = False
+) -> Metric:
+    family: GaugeMetricFamily | CounterMetricFamily
+    family = (CounterMetricFamily if counts else GaugeMetricFamily)(name, text, labels=[label])
+    for value, figure in sorted(figures.items()):
+        family.add_metric([value], figure)
+    return family
+
+
+def _first(figures: Mapping[str, int], most: int) -> dict[str, int]:
+    """Return the first so many, the same at every scrape, and the sum of the rest."""
+    items = list(figures.items())
+    kept = dict(items[:most])
+    rest = sum(figure for _, figure in items[most:])
+    return {**kept, "other": kept.get("other", 0) + rest} if rest else kept

@@ -1,0 +1,142 @@
+"""Metrics: what a scrape reads, in the text that Prometheus is given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from trio.testing import wait_all_tasks_blocked
+
+from abeyance.actors import AgentSpec, HostedRuntime, open_runtime
+from abeyance.actors.core import ActorSystem, ChildSpec, SupervisorSpec, TrioActor
+from abeyance.actors.ops.metrics import RuntimeCollector, SystemCollector
+from abeyance.actors.testing import ScriptedProvider, fail, reply
+
+
+class Worker(TrioActor):
+    async def on_receive(self, message):
+        if isinstance(message, BaseException):
+            raise message
+        if isinstance(message, trio.Event):
+            await message.wait()
+
+
+def scraped(collector):
+    """Every sample of the exposition, by name and labels."""
+    registry = CollectorRegistry()
+    registry.register(collector)
+    text = generate_latest(registry).decode()
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+async def test_metrics_of_a_system_are_what_its_statistics_say(autojump_clock):
+    async with ActorSystem() as system:
+        group = await system.start_supervisor(
+            SupervisorSpec("group", (ChildSpec("a", Worker, name="a"),))
+        )
+        ref, gate = group.refs["a"], trio.Event()
+        ref.tell("x")
+        ref.tell(ValueError("no"))
+        await wait_all_tasks_blocked()
+        gone = system.start(Worker)
+        gone.tell(gate)
+        await wait_all_tasks_blocked()
+        gone.tell("y")
+        gone.stop(now=True)
+        gate.set()
+        await wait_all_tasks_blocked()
+        gate = trio.Event()
+        ref.tell(gate)
+        await wait_all_tasks_blocked()
+        ref.tell("x")
+        ref.tell("x")
+        found = scraped(SystemCollector(system))
+        assert found["abeyance_actors", "running"] == 1
+        assert found["abeyance_mailbox_messages",] == 2
+        assert found["abeyance_mailbox_oldest_seconds_max",] > 0
+        assert found["abeyance_actors_handling",] == 1
+        assert found["abeyance_handled_messages_total",] == 2
+        assert found["abeyance_dead_letters_total", "stopped"] == 1
+        assert found["abeyance_quarantined_messages_total", "ValueError"] == 1
+        assert found["abeyance_live_actor_restarts",] == 1
+        assert found["abeyance_actor_mailbox_messages", "a"] == 2
+        assert found["abeyance_actor_restarts_total", "a"] == 1
+        assert found["abeyance_actors_without_figures",] == 0
+        gate.set()
+
+
+async def test_metrics_have_bounded_labels_whatever_actors_and_errors_there_are(autojump_clock):
+    async with ActorSystem() as system:
+        for number in range(30):
+            system.start(Worker, name=f"n{number}")
+            error = type(f"E{number}Error", (Exception,), {})
+            system.start(Worker).tell(error())
+        await wait_all_tasks_blocked()
+        found = scraped(SystemCollector(system, actors_max=10))
+        actors = [key for key in found if key[0] == "abeyance_actor_restarts_total"]
+        assert len(actors) == 10
+        assert found["abeyance_actors_without_figures",] == 20
+        errors = {
+            key[1]: value
+            for key, value in found.items()
+            if key[0] == "abeyance_quarantined_messages_total"
+        }
+        assert len(errors) == 21
+        assert errors["other"] == 10
+
+
+async def test_metrics_names_start_with_the_project_and_counters_end_in_total(autojump_clock):
+    async with ActorSystem() as system:
+        names = {key[0] for key in scraped(SystemCollector(system))}
+    assert all(name.startswith("abeyance_") for name in names)
+
+
+def test_metrics_of_a_runtime_are_scraped_from_a_host_thread(tmp_path: Path) -> None:
+    with HostedRuntime(tmp_path / "state", control=False) as host:
+        provider = ScriptedProvider([reply("hello"), fail(429, retry_after=7_200)])
+        ana = host.add_agent(AgentSpec(name="ana", provider=provider, model="m"))
+        for text in ("one", "two"):
+            ana.send(text)
+            ana.wait_idle()
+        collector = RuntimeCollector(host.runtime)
+        found = scraped(collector)
+        assert found["abeyance_runtime_unavailable",] == 0
+        assert found["abeyance_agents", "held"] == 1
+        assert found["abeyance_holds", "wait"] == 1
+        assert found["abeyance_provider_waits",] == 1
+        assert found["abeyance_wakes",] == 0
+        assert found["abeyance_inbox_messages",] == 0
+        assert found["abeyance_commit_requests_total",] >= found["abeyance_commit_seconds_count",]
+        assert found["abeyance_commit_seconds_count",] >= 5
+        assert (
+            found["abeyance_commit_seconds_bucket", "+Inf"]
+            == (found["abeyance_commit_seconds_count",])
+        )
+        assert found["abeyance_commit_seconds_sum",] > 0
+        assert found["abeyance_actor_mailbox_messages", "agent:ana"] == 0
+    after = scraped(collector)
+    assert after["abeyance_runtime_unavailable",] == 1
+    assert ("abeyance_provider_waits",) not in after
+
+
+async def test_metrics_of_a_runtime_are_read_at_once_on_its_own_loop(tmp_path: Path) -> None:
+    async with open_runtime(tmp_path / "state", control=False) as runtime:
+        assert scraped(RuntimeCollector(runtime))["abeyance_runtime_unavailable",] == 0
+
+
+async def test_metrics_leave_out_what_a_stalled_loop_does_not_answer(tmp_path: Path) -> None:
+    async with open_runtime(tmp_path / "state", control=False) as runtime:
+        collector = RuntimeCollector(runtime, wait_s=0.0)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(runtime.system, "on_loop", lambda *_: True)  # As if it never got to it.
+            found = await trio.to_thread.run_sync(scraped, collector)
+        assert found["abeyance_runtime_unavailable",] == 1
+        assert ("abeyance_agents",) not in {key[:1] for key in found}
+        assert found["abeyance_actors", "running"] == 3
