@@ -81,8 +81,8 @@ class MailboxStatistics:
         user: Envelopes in the user lane.
         stashed: Envelopes put aside by `stash()`.
         capacity: The bound of user and stashed together.
-        peak: The most that the user lane held at once: exact up to 8, from there short by an
-            eighth at most.
+        peak: The most that the user lane held at once, at least 1: exact up to 8, from there short
+            by an eighth at most.
         waiting: Senders that wait for room.
         suspended: Whether the user lane is suspended.
         above_high: Whether its high mark was reached, and its low mark has not been since.
@@ -161,7 +161,7 @@ class Mailbox:
         self.watched = False
         self.suspended = False
         self.restarting = False  # Between incarnations.
-        self.peak = 0
+        self.peak = 1  # So that an actor which never has more than one never pays for it.
         self.dead: dict[str, int] | None = None
         self.room = self._bound()
         # Messages carry no instant, as that would be dearer than the rest of a tell. The consumer
