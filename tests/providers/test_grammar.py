@@ -10,9 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from abeyance.actors.providers.clocks import leading_moment, next_midnight, zone_named
 from abeyance.actors.providers.grammar import (
     duration,
     http_date,
+    instant,
+    number,
     printable,
     rfc3339,
     spelled_duration,
@@ -185,7 +188,11 @@ def test_an_rfc_3339_text_without_zone_or_sense_states_nothing(text: str):
 def test_no_text_raises(text: str):
     for unit_ms in (1, 1_000):
         duration(text, unit_ms=unit_ms)
+        number(text, unit_ms=unit_ms)
     spelled_duration(text)
+    instant(text)
+    zone_named(text)
+    leading_moment(text, 0, received_ms=NOON, zone=UTC)
     http_date(text, received_ms=NOON)
     rfc3339(text)
 
@@ -206,3 +213,45 @@ def test_printable_text_is_bounded_one_line_and_encodes(text: str):
 )
 def test_control_characters_become_blanks(char: str):
     assert printable(f"a{char}[ops] released", chars_max=300) == "a [ops] released"
+
+
+@pytest.mark.parametrize("value", [True, False, None, "", "x", [], {}, "1_0", "nan"], ids=repr)
+def test_what_is_no_number_in_json_states_nothing(value: object):
+    assert number(value, unit_ms=1_000) is None
+
+
+@given(
+    st.one_of(st.integers(), st.floats(), st.text(), st.none(), st.booleans()),
+    st.sampled_from([1, 1_000]),
+)
+def test_any_value_is_read_as_a_whole_number_an_infinity_or_nothing(value: object, unit_ms: int):
+    for read in (number(value, unit_ms=unit_ms), instant(value, unit_ms=unit_ms)):
+        assert read is None or read == math.inf or (isinstance(read, int) and read >= 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("PT1M30S", 90_000), ("P1DT2H", 93_600_000), ("PT0.5S", 500), ("pt20s", 20_000),
+     ("P1W", 604_800_000),
+     ("P", None), ("PT", None), ("P1M", None), ("P1Y", None), ("PT1", None), ("20分钟", 1_200_000),
+     ("3 hours, 20 minutes and 5 seconds", 12_005_000)],
+)  # fmt: skip
+def test_iso_and_worded_durations_are_read(text: str, expected: int | None):
+    assert spelled_duration(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("zone", "ends"),
+    [("UTC", NOON + 43_200_000), ("America/Los_Angeles", NOON + 68_400_000), ("no/where", None)],
+)
+def test_the_next_midnight_is_the_zone_s_own(zone: str, ends: int | None):
+    assert next_midnight(NOON, zone) == ends
+    assert next_midnight(None, zone) is None
+    assert next_midnight(8_640_000_000_000_000, zone) is None
+
+
+@pytest.mark.parametrize(
+    "name", ["PST", "CST", "", "America", "../etc/passwd", "/etc/localtime", "UTC+99", "a/b/c/d"]
+)
+def test_a_name_that_is_no_zone_is_none(name: str):
+    assert zone_named(name) is None

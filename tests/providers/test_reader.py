@@ -411,6 +411,13 @@ def test_a_body_of_any_bytes_is_read(body: bytes):
     assert stated(body=body).ends is WaitEnds.UNKNOWN
 
 
+def test_a_number_with_more_digits_than_python_reads_holds_until_released():
+    body = '{"error": {"retry_after": ' + "9" * 5_000 + "}}"
+    assert stated(body=body).ends is WaitEnds.UNTIL_RELEASED
+    body = '{"error": {"retry_after": -' + "9" * 5_000 + "}}"
+    assert stated(body=body).ends is WaitEnds.ALREADY_OVER
+
+
 def test_a_body_nested_past_the_stack_is_read():
     assert stated(body="[" * 200_000).ends is WaitEnds.UNKNOWN
     assert stated(body='{"error":' * 50_000).ends is WaitEnds.UNKNOWN

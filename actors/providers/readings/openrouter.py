@@ -31,7 +31,7 @@ def _upstream(response: Response) -> bool:
 
 
 def _sources(response: Response) -> set[str]:
-    found = {each.get("limit_source") for each in objects_of(response)}
+    found = [each.get("limit_source") for each in objects_of(response)]
     return {source for source in found if isinstance(source, str)}
 
 
