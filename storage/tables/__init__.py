@@ -6,9 +6,10 @@ from typing import Final, NamedTuple
 
 from ..store import Record
 from .agents import Agent
+from .kept import DeadLetter, Delivery, Quarantined, Reminder
 from .ownership import Changes, Owner, Process, Sequence, StoreMeta
 from .slots import Body, Carried, Entry, Head, Inboxed, Lease, MessageId, ToolCall, Turn, Wake
-from .waits import Alert, DeadLetter, LogLine, Quarantined, Wait, WaitReleased
+from .waits import Alert, LogLine, Wait, WaitReleased
 
 
 class Table(NamedTuple):
@@ -38,6 +39,8 @@ TABLES: Final[dict[str, Table]] = {
         Table("turns", (str, int), (Turn,)),
         Table("tool_calls", (str, int, int, int), (ToolCall,)),
         Table("waits", (str, str), (Wait, WaitReleased)),
+        Table("reminders", (str, str), (Reminder,)),
+        Table("deliveries", (str, str), (Delivery,)),
         Table("alerts", (int,), (Alert,), append=True),
         Table("dead_letters", (int,), (DeadLetter,), append=True),
         Table("quarantine", (int,), (Quarantined,), append=True),

@@ -41,27 +41,6 @@ class Alert(Record, frozen=True, kw_only=True):
     at_ms: Instant
 
 
-class DeadLetter(Record, frozen=True, kw_only=True):
-    """A message that was accepted and will not be handled, with its cause."""
-
-    KIND = "dead_letter"
-    actor: Annotated[str, Meta(max_length=300)]
-    reason: Reason
-    message: Annotated[str, Meta(max_length=4_000)]
-    at_ms: Instant
-
-
-class Quarantined(Record, frozen=True, kw_only=True):
-    """A message that crashed its actor."""
-
-    KIND = "quarantined"
-    actor: Annotated[str, Meta(max_length=300)]
-    incarnation: Seq
-    message: Annotated[str, Meta(max_length=4_000)]
-    error: Annotated[str, Meta(max_length=8_000)]
-    at_ms: Instant
-
-
 class LogLine(Record, frozen=True, kw_only=True):
     """One act, for history. A boot never replays it."""
 

@@ -37,6 +37,13 @@ from abeyance.storage.tables.blocks import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from abeyance.storage.tables.kept import (
+    DeadLetter,
+    Delivery,
+    EntryOrigin,
+    Quarantined,
+    Reminder,
+)
 from abeyance.storage.tables.ownership import Owner
 from abeyance.storage.tables.slots import (
     Body,
@@ -53,9 +60,7 @@ from abeyance.storage.tables.slots import (
 )
 from abeyance.storage.tables.waits import (
     Alert,
-    DeadLetter,
     LogLine,
-    Quarantined,
     WaitReleased,
 )
 
@@ -105,7 +110,19 @@ RECORDS = {
     ),
     "waits": WaitReleased(by="ops", at_ms=3, act="x"),
     "alerts": Alert(kind="k", agent="a", model="m", text="t", at_ms=1),
-    "dead_letters": DeadLetter(actor="a", reason="r", message="m", at_ms=1),
+    "reminders": Reminder(due_ms=5, every_ms=7, body=b"\xc0", set_ms=1),
+    "deliveries": Delivery(deliveries=2, process="nonce", at_ms=1),
+    "dead_letters": DeadLetter(
+        actor="a",
+        reason="r",
+        message="m",
+        body=b"\xa1m",
+        origin=EntryOrigin(kind="quarantine", seq=3),
+        replays=1,
+        replayed_by="ops",
+        replayed_ms=2,
+        at_ms=1,
+    ),
     "quarantine": Quarantined(actor="a", incarnation=1, message="m", error="e", at_ms=1),
     "log": LogLine(event="e", at_ms=1),
 }
