@@ -81,8 +81,12 @@ async def open_runtime(
             runs = system if system is not None else _new_system(wall, faults)
             written = store if faults is None else faults.store(store)
             runtime = Runtime(path, written, ownership, runs, wall)
-            async with _open(runtime, control=control, enter=system is None):
-                yield runtime
+            try:
+                runtime._counts.take_over(ownership.is_alive)
+                async with _open(runtime, control=control, enter=system is None):
+                    yield runtime
+            finally:
+                runtime._close_ports()
         finally:
             ownership.close()
     finally:

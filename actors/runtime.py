@@ -29,9 +29,14 @@ from .core import ActorSystem, ChildSpec, Supervisor, SupervisorSpec, TrioActorR
 from .core.clock import Clock
 from .core.errors import ActorDeadError
 from .core.events import CAPACITY, Subscription
+from .core.reminders import MemoryReminders
 from .core.tree import DEPTH, NODES, WIDTH, TreeNode
 from .domain.agent import Agent, AgentView, StopTurns
 from .domain.alarm import Alarm
+from .domain.archive import Archive
+from .domain.archive_book import NAME as ARCHIVE
+from .domain.archive_book import ArchiveBook, ArchivedMessage, Kind
+from .domain.deliveries import DurableCounts
 from .domain.errors import (
     AgentExistsError,
     AgentOwnedElsewhereError,
@@ -41,6 +46,8 @@ from .domain.gate import Gate
 from .domain.ingress import check_name, clean_text, identity
 from .domain.journal import CommitFigures, Journal
 from .domain.protocol import ReleaseReceipt, ReleaseWaits
+from .domain.reminders import NAME as REMINDERS
+from .domain.reminders import DurableReminders, Reminders
 from .domain.rings import WaitRings
 from .domain.slot import Slot, SlotView
 from .domain.spec import AgentSpec, check_spec
@@ -51,6 +58,8 @@ from .domain.waits import Ledger
 from .handle import AgentHandle, closed
 from .members import Member, Parking
 from .status import AgentStatus, HeldStatus, RuntimeStatistics, RuntimeStatus
+from .replays import read_page, replay
+from .status import AgentStatus, HeldStatus, RuntimeStatus
 
 STOP_DEADLINE_S: Final = 30.0
 """How long a graceful end may take before what is left is cut off; what is durable stays."""
@@ -80,6 +89,8 @@ class Runtime:
         self._rings = WaitRings()
         self._commits = CommitFigures()
         self._waits = WaitBook(store, clock)
+        self._archive = ArchiveBook(store, system)
+        self._counts = DurableCounts(store, clock, self._archive.forget_delivery)
         self._closed = False
         self._lost: Exception | None = None
         self._root: Supervisor | None = None
@@ -96,12 +107,31 @@ class Runtime:
                         "journal", Journal, (store, self._store_lost, self._commits), name="journal"
                     ),
                     ChildSpec(
+                        ARCHIVE,
+                        Archive,
+                        lambda refs: (self._archive, refs["journal"]),
+                        name=ARCHIVE,
+                    ),
+                    ChildSpec(
                         "ledger",
                         Ledger,
                         lambda refs: (self._waits, store, refs["journal"], clock),
                         name="ledger",
                     ),
                     ChildSpec("alarm", Alarm, (clock,), name="alarm"),
+                    ChildSpec(
+                        REMINDERS,
+                        Reminders,
+                        lambda refs: (
+                            store,
+                            refs["journal"],
+                            refs["alarm"],
+                            clock,
+                            self._archive,
+                            system,
+                        ),
+                        name=REMINDERS,
+                    ),
                 ),
                 on_exhausted="escalate",
             )
@@ -113,6 +143,11 @@ class Runtime:
         self._journal: TrioActorRef[Journal] = root.refs["journal"]
         self._ledger: TrioActorRef[Ledger] = root.refs["ledger"]
         self._alarm: TrioActorRef[Alarm] = root.refs["alarm"]
+        self._archive.attach(root.refs[ARCHIVE])
+        system.deliveries = self._counts
+        system.reminders = DurableReminders(root.refs[REMINDERS], self._archive, clock)
+        for name in system.live_names():
+            system.reminders.started(name)
         self._runner = ToolRunner(bodies, store, self._journal, clock)
 
     # -- agents ------------------------------------------------------------------------------
@@ -361,6 +396,64 @@ class Runtime:
                 host=host,
             )
 
+    # -- what was not handled ----------------------------------------------------------------
+
+    def dead_letters(
+        self, *, before: int | None = None, limit: int = 100
+    ) -> tuple[ArchivedMessage, ...]:
+        """Messages that were accepted and not handled, the newest first; earlier runs' included.
+
+        Not a checkpoint. What this process recorded in the last moments may not be a row yet.
+
+        Args:
+            before: Only those with a smaller number: the last one's of the page before.
+            limit: 1 to 1,000.
+        Raises:
+            InvalidInputError: Names the argument that is out of its bounds.
+        """
+        self._check_open()
+        return read_page(self._archive, "dead_letter", before, limit)
+
+    def quarantine(
+        self, *, before: int | None = None, limit: int = 100
+    ) -> tuple[ArchivedMessage, ...]:
+        """Messages whose handlers crashed past their last delivery. As `dead_letters`."""
+        self._check_open()
+        return read_page(self._archive, "quarantine", before, limit)
+
+    async def replay_dead_letter(self, id: int, *, requester: str) -> ArchivedMessage:  # noqa: A002
+        """Send a dead letter's message to its actor again, as a tell; count it in its row.
+
+        A checkpoint. Cancelled: it may have been counted and sent; the row tells.
+        Durable: the count, before the message is sent, so that a death in between sends nothing.
+
+        Args:
+            id: The row's number.
+            requester: Who asks, as it is recorded; one line, cut off at 200 characters.
+        Returns:
+            The row as it stands. What becomes of the message shows as a row of its own, if it ends
+            so again.
+        Raises:
+            InvalidInputError: The number is none; nothing was done.
+            UnknownEntryError: No such row; nothing was done.
+            ReplaysExceededError: It was replayed once already; nothing was done.
+            MessageNotKeptError: The message could not be stored; nothing was done.
+            ActorDeadError, MailboxFullError: Nobody took it; nothing was sent, nor counted.
+            NotStoredError: The count could not be stored; nothing was sent.
+        """
+        return await self._replay("dead_letter", id, requester)
+
+    async def replay_quarantined(self, id: int, *, requester: str) -> ArchivedMessage:  # noqa: A002
+        """Send a quarantined message to its actor again. As `replay_dead_letter`."""
+        return await self._replay("quarantine", id, requester)
+
+    async def _replay(self, kind: Kind, number: int, requester: str) -> ArchivedMessage:
+        self._check_open()
+        by = clean_text(str(requester), REQUESTER_CHARS_MAX)
+        return await replay(
+            self._archive, self._store, self._journal, kind, number, by, self.clock.now_ms()
+        )
+
     # -- looking -----------------------------------------------------------------------------
 
     def status(self) -> RuntimeStatus:
@@ -464,6 +557,21 @@ class Runtime:
                 await member.slot_group.stop()
                 await member.group.stop()
             await self._root.stop()
+
+    def _close_ports(self) -> None:
+        """Every actor has ended: write what came too late for the journal. Before the store closes.
+
+        Raises:
+            StorageError: It could not be written.
+        """
+        if isinstance(self._system.reminders, DurableReminders):
+            self._system.reminders = MemoryReminders(self._system)
+        if self._system.deliveries is self._counts:
+            self._system.deliveries = None
+        try:
+            self._archive.close()
+        finally:
+            self._counts.close()
 
     def _store_lost(self, error: Exception) -> None:
         """The writer died twice: nothing can be promised any more, so the runtime ends."""

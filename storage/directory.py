@@ -9,6 +9,7 @@
             open.lock       held shared by every process that has the store open for writing
             closed.json     the state in which the last process closed the store
             owners/         0700; one locked file a live process
+            flights/        0700; a file a live process: what its handlers have in hand
 
 Invariants:
     I1  A directory named `store` is complete: it is renamed into place, and its parent synced.
@@ -197,7 +198,8 @@ def _create(state: Path, store: Path, now_ms: int, fill: Callable[[Path, Identit
     making.mkdir(mode=DIRECTORY_MODE)
     try:
         identity = Identity(secrets.token_hex(16), FORMAT, now_ms)
-        (making / "owners").mkdir(mode=DIRECTORY_MODE)
+        for name in ("owners", "flights"):
+            (making / name).mkdir(mode=DIRECTORY_MODE)
         for name in ("write.lock", "open.lock"):
             FileLock(making / name).close()
         _write(making / "store.json", identity._asdict())

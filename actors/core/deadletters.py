@@ -221,14 +221,7 @@ class Ledger(Generic[E]):
                 )
             self._entries[entry_id] = replace(entry, replays=entry.replays + 1)
         try:
-            receiver = to if to is not None else self._find(entry.actor)
-            if receiver is None:
-                raise ActorDeadError(
-                    f"no live actor is named {entry.actor!r}; nothing was sent; start it, or name "
-                    "another",
-                    actor=entry.actor,
-                    message=entry.message,
-                )
+            receiver = to if to is not None else self._receiver_of(entry)
             receiver.tell(Replayed(entry.message, Origin(self.kind, entry_id)))
         except BaseException:
             with self._lock:
@@ -237,6 +230,24 @@ class Ledger(Generic[E]):
                     self._entries[entry_id] = replace(counted, replays=counted.replays - 1)
             raise
         return replace(entry, replays=entry.replays + 1)
+
+    def check_receiver(self, entry_id: int) -> None:
+        """Raise what `replay` would raise of an entry or an actor that is not there. Any thread."""
+        entry = self.find(entry_id)
+        if entry is None:
+            raise self._unknown(entry_id)
+        self._receiver_of(entry)
+
+    def _receiver_of(self, entry: E) -> TrioActorRef[Any]:
+        receiver = self._find(entry.actor)
+        if receiver is None:
+            raise ActorDeadError(
+                f"no live actor is named {entry.actor!r}; nothing was sent; start it, or name "
+                "another",
+                actor=entry.actor,
+                message=entry.message,
+            )
+        return receiver
 
     def discard(self, entry_id: int) -> E:
         """Forget an entry; the counts stand. Returns it. Any thread.

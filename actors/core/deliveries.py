@@ -85,6 +85,8 @@ def _failed(
 
 def _spend(cell: Cell, envelope: Envelope, act_id: str, earlier: int) -> Any:
     """Keep a spent message from its handler: park with it, or quarantine it and go on."""
+    assert cell.system.deliveries is not None
+    cell.system.deliveries.end(cell.key, act_id, handled=False)
     error = spent(cell, act_id, earlier)
     if cell.actor_class.past_deliveries == "park" and cell.actor_class.max_deliveries > 1:
         raise error
@@ -104,23 +106,21 @@ def spent(cell: Cell, act_id: str, earlier: int) -> DeliveriesSpentError:
 
 
 def deliver_reminder(cell: Cell, actor: TrioActor, reminder: Reminder, deliveries: int) -> Any:
-    """Hand a reminder to its actor, counted. A spent one goes to quarantine, or parks the group."""
+    """Hand a reminder to its actor, counted. A spent one goes to quarantine, or parks the group.
+
+    Its port takes the count back once it is over for good: where that is a commit, a death between
+    the handler and the commit is a delivery, so that at most once holds.
+    """
     counts = cell.system.deliveries
     if counts is None:
         return actor.on_receive(reminder)
     act_id = reminder.act_id
     earlier = counts.begin(cell.key, act_id, deliveries)
     if earlier >= cell.actor_class.max_deliveries:
+        counts.end(cell.key, act_id, handled=False)
         error = spent(cell, act_id, earlier)
         if cell.actor_class.past_deliveries == "park" and cell.actor_class.max_deliveries > 1:
             raise error
         quarantine(cell, reminder, None, earlier, error)
         return None
-    return _remind(cell, actor, counts, reminder)
-
-
-async def _remind(cell: Cell, actor: TrioActor, counts: DeliveryCounts, reminder: Reminder) -> None:
-    result = actor.on_receive(reminder)
-    if result.__class__ is CoroutineType:
-        await result
-    counts.end(cell.key, reminder.act_id, handled=True)
+    return actor.on_receive(reminder)

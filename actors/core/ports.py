@@ -76,7 +76,10 @@ class Reminders(Protocol):
         """Forget a reminder. One that is in the mailbox already still arrives."""
 
     def handled(self, reminder: Reminder, /) -> None:
-        """Its handler returned, or it went to quarantine: this firing is over."""
+        """Its handler returned, or it went to quarantine: this firing is over.
+
+        Once it is over for good, the system's `deliveries.end(..., handled=True)` is called for it.
+        """
 
     def undelivered(self, reminder: Reminder, /) -> None:
         """No actor of that name took it: it stays due until one starts. Any thread."""

@@ -125,6 +125,8 @@ class MemoryReminders:
         self._book.remove(actor, name)
 
     def handled(self, reminder: Reminder) -> None:
+        if self._system.deliveries is not None:
+            self._system.deliveries.end(reminder.actor, reminder.act_id, handled=True)
         self._book.finish(reminder, self._system.clock.now_ms())
         self._look()
 

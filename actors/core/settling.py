@@ -36,6 +36,7 @@ from .envelope import (
     TIMER,
     Envelope,
     Internal,
+    Reminder,
     StopPill,
     opened,
 )
@@ -322,6 +323,8 @@ def _letter(cell: Cell, message: Any, reason: str) -> DeadLetter:
 
 def _forget_act(cell: Cell, message: Any) -> None:
     """Take the mark back of a message that is not delivered again."""
+    if message.__class__ is Reminder:
+        return  # Its port does, once this firing is over for good.
     counts = cell.system.deliveries
     act_id = None if counts is None else getattr(message, "act_id", None)
     if counts is not None and act_id is not None:

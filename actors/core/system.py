@@ -410,6 +410,10 @@ class ActorSystem:
         cell = self.names.find(name)
         return None if cell is None else cell.ref
 
+    def live_names(self) -> tuple[str, ...]:
+        """The names of the live actors that have one. On the loop thread."""
+        return tuple(cell.name for cell in self.cells if cell.name is not None)
+
     def _find_by_key(self, key: str) -> TrioActorRef[Any] | None:
         """Return the ref of the live actor that entries know by this key, named or not."""
         cell = self.names.find(key) or next((c for c in list(self.cells) if c.key == key), None)

@@ -136,6 +136,7 @@ class Slot(TrioActor):
     role: ClassVar[str] = "slot"
     mailbox_capacity: ClassVar[int] = 100_000
     max_deliveries: ClassVar[int] = 3
+    counts_durably: ClassVar[bool] = True
     kept: SlotKept
 
     def __init__(self, slot: str, nonce: str, store: Store, journal: Any, view: SlotView) -> None:

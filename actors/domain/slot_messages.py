@@ -27,6 +27,11 @@ class Accept(msgspec.Struct, frozen=True, gc=False):
     known: bool
     """The id came from the caller: it may have been used before."""
 
+    @property
+    def act_id(self) -> str | None:
+        """What deliveries are counted by, past a death: only a caller's own id comes again."""
+        return f"accept:{self.message}" if self.known else None
+
 
 class Receipt(NamedTuple):
     """A message that is durable."""

@@ -24,7 +24,7 @@ def test_the_table_has_no_cycle() -> None:
 def test_a_cycle_in_the_table_would_be_found_at_every_role(role: str) -> None:
     closed = {**ASKS, "journal": ASKS["journal"] | {role}}
     if role == "alarm":
-        # Nobody asks the alarm, so a ring needs the way back too.
+        # It asks nobody, so a ring needs the way back too.
         closed["alarm"] = frozenset({"journal"})
     ring = AskTable(closed).find_cycle()
     assert ring is not None
@@ -59,7 +59,9 @@ async def test_each_actor_of_a_runtime_has_the_role_the_table_knows(
         roles = {cell.key: cell.role for cell in runtime._system.cells}
         assert roles == {
             "journal": "journal",
+            "archive": "archive",
             "ledger": "ledger",
+            "reminders": "reminders",
             "alarm": "alarm",
             "slot:ana": "slot",
             "gate:ana": "gate",
