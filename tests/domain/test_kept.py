@@ -29,7 +29,7 @@ from abeyance.actors.domain.archive_book import message_text, pack_message, trac
 from abeyance.actors.domain.errors import InvalidInputError, InvalidMessageError
 from abeyance.storage.check import check
 from abeyance.storage.lmdb_store import LmdbStore
-from abeyance.storage.store import Guard, Put, Request
+from abeyance.storage.store import Guard, Put, Request, Value
 
 from .children.kept import FAR_MS, Act
 from .world import World, until
@@ -309,7 +309,8 @@ def damage(store: LmdbStore, table: str, number: int) -> None:
     from abeyance.storage.tables.kept import Quarantined
 
     record = Quarantined(actor="x", incarnation=1, message="m", error="e", at_ms=1)
-    value = encode(record)._replace(version=99)
+    made = encode(record)
+    value = Value(made.kind, 99, made.body, made.body_crc)
     guard = Guard(table, (number,), 1)
     store.commit(Request(guards=(guard,), puts=(Put(table, (number,), value),)))
 
