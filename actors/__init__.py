@@ -20,6 +20,7 @@ from .core import (
     TrioActor,
     TrioFuture,
 )
+from .domain.archive_book import ArchivedMessage
 from .domain.protocol import ReleaseReceipt
 from .domain.slot_messages import Receipt
 from .domain.spec import AgentSpec
@@ -38,6 +39,7 @@ __all__ = [
     "AgentHandle",
     "AgentSpec",
     "AgentStatus",
+    "ArchivedMessage",
     "ChildSpec",
     "HostedAgent",
     "HostedRuntime",

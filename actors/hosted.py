@@ -21,6 +21,7 @@ from .core.clock import Clock, SystemClock
 from .core.errors import ActorDeadError, WouldDeadlockError
 from .core.events import CAPACITY, Subscription
 from .core.tree import DEPTH, NODES, WIDTH, TreeNode
+from .domain.archive_book import ArchivedMessage
 from .domain.asks import ASKS
 from .domain.errors import RuntimeClosedError
 from .domain.ingress import Content
@@ -214,6 +215,56 @@ class HostedRuntime:
             return await runtime.release_provider_wait(agent, model, requester=requester)
 
         return self._call(release, block)
+
+    def dead_letters(
+        self, *, before: int | None = None, limit: int = 100
+    ) -> tuple[ArchivedMessage, ...]:
+        """Messages that were not handled. As `Runtime.dead_letters`."""
+
+        async def read(runtime: Runtime) -> tuple[ArchivedMessage, ...]:
+            return runtime.dead_letters(before=before, limit=limit)
+
+        found: tuple[ArchivedMessage, ...] = self._call(read, True)
+        return found
+
+    def quarantine(
+        self, *, before: int | None = None, limit: int = 100
+    ) -> tuple[ArchivedMessage, ...]:
+        """Messages that crashed their actors. As `Runtime.quarantine`."""
+
+        async def read(runtime: Runtime) -> tuple[ArchivedMessage, ...]:
+            return runtime.quarantine(before=before, limit=limit)
+
+        found: tuple[ArchivedMessage, ...] = self._call(read, True)
+        return found
+
+    def replay_dead_letter(
+        self,
+        id: int,  # noqa: A002
+        *,
+        requester: str,
+        block: bool = True,
+    ) -> Any:
+        """Send a dead letter's message again. As `Runtime.replay_dead_letter`."""
+
+        async def replay(runtime: Runtime) -> ArchivedMessage:
+            return await runtime.replay_dead_letter(id, requester=requester)
+
+        return self._call(replay, block)
+
+    def replay_quarantined(
+        self,
+        id: int,  # noqa: A002
+        *,
+        requester: str,
+        block: bool = True,
+    ) -> Any:
+        """Send a quarantined message again. As `Runtime.replay_quarantined`."""
+
+        async def replay(runtime: Runtime) -> ArchivedMessage:
+            return await runtime.replay_quarantined(id, requester=requester)
+
+        return self._call(replay, block)
 
     def status(self) -> RuntimeStatus:
         """A snapshot. As `Runtime.status`."""

@@ -10,7 +10,7 @@ Runs in: the caller's task, on the loop thread.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import trio
@@ -28,34 +28,15 @@ from .core.errors import (
     ReplaysExceededError,
     UnknownEntryError,
 )
-from .domain.archive_book import TABLE_OF, ArchiveBook, ArchivedMessage, Kind, archived
-from .domain.errors import InvalidInputError
-
-PAGE_MAX: Final = 1_000
-NUMBER_MAX: Final = 2**63 - 1
-
-
-def check_page(before: object, limit: object) -> None:
-    """Refuse what is no page of a listing.
-
-    Raises:
-        InvalidInputError: Names the argument.
-    """
-    if before is not None:
-        check_number(before, "before")
-    if type(limit) is not int or not 1 <= limit <= PAGE_MAX:
-        raise InvalidInputError("limit", f"must be 1 to {PAGE_MAX}, not {limit!r:.40}")
-
-
-def check_number(number: object, field: str) -> int:
-    """Return the number of a row, or refuse it.
-
-    Raises:
-        InvalidInputError: Names the argument.
-    """
-    if type(number) is not int or not 1 <= number <= NUMBER_MAX:
-        raise InvalidInputError(field, f"must be a number from 1, not {number!r:.40}")
-    return number
+from .domain.archive_book import (
+    TABLE_OF,
+    ArchiveBook,
+    ArchivedMessage,
+    Kind,
+    archived,
+    check_number,
+    check_page,
+)
 
 
 def read_page(

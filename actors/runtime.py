@@ -559,11 +559,7 @@ class Runtime:
             await self._root.stop()
 
     def _close_ports(self) -> None:
-        """Every actor has ended: write what came too late for the journal. Before the store closes.
-
-        Raises:
-            StorageError: It could not be written.
-        """
+        """Every actor has ended: write what came too late for the journal."""
         if isinstance(self._system.reminders, DurableReminders):
             self._system.reminders = MemoryReminders(self._system)
         if self._system.deliveries is self._counts:

@@ -37,6 +37,7 @@ from abeyance.storage.store import Append, Delete, NotStored, Request, Store
 from abeyance.storage.tables import kept as rows
 from abeyance.storage.tables.fields import REASON_CHARS_MAX
 
+from .errors import InvalidInputError
 from .ingress import clean_text
 
 NAME: Final = "archive"
@@ -44,6 +45,9 @@ HAND_OVER_MAX: Final = 64
 LIVE_MAX: Final = 1_000
 """As many as the kernel keeps in memory."""
 CLOSE_BATCH: Final = 256
+PAGE_MAX: Final = 1_000
+"""Rows of one listing."""
+NUMBER_MAX: Final = 2**63 - 1
 
 Kind: TypeAlias = Literal["dead_letter", "quarantine"]
 TABLE_OF: Final[dict[Kind, str]] = {"dead_letter": "dead_letters", "quarantine": "quarantine"}
@@ -208,7 +212,11 @@ class ArchiveBook:
         self._system.quarantine.remove_sink(self.keep_quarantined)
         while self._left:
             batch = [self._left.popleft() for _ in range(min(CLOSE_BATCH, len(self._left)))]
-            for outcome in self._store.commit(*batch):
+            try:
+                outcomes = self._store.commit(*batch)
+            except StorageError as error:  # The store is lost or closed: that is told elsewhere.
+                outcomes = [NotStored(error)] * len(batch)
+            for outcome in outcomes:
                 if isinstance(outcome, NotStored):
                     self.lost += 1
                     _logger.error("an entry is lost with this process: %s", outcome.error)
@@ -341,11 +349,46 @@ def read_archive(
         yield archived(kind, number, row)
 
 
+def check_page(before: object, limit: object) -> None:
+    """Refuse what is no page of a listing.
+
+    Raises:
+        InvalidInputError: Names the argument.
+    """
+    if before is not None:
+        check_number(before, "before")
+    if type(limit) is not int or not 1 <= limit <= PAGE_MAX:
+        raise InvalidInputError("limit", f"must be 1 to {PAGE_MAX}, not {limit!r:.40}")
+
+
+def check_number(number: object, field: str) -> int:
+    """Return the number of a row, or refuse it.
+
+    Raises:
+        InvalidInputError: Names the argument.
+    """
+    if type(number) is not int or not 1 <= number <= NUMBER_MAX:
+        raise InvalidInputError(field, f"must be a number from 1, not {number!r:.40}")
+    return number
+
+
 def archived(kind: Kind, number: int, row: Any) -> ArchivedMessage:
     """A row as whoever looks sees it; one that cannot be trusted says so."""
     if isinstance(row, Exception):
         return ArchivedMessage(
-            number, kind, "?", "unreadable", "", False, str(row), None, None, None, None, 0, 0
+            number,
+            kind,
+            "?",
+            "unreadable",
+            "",
+            False,
+            traceback_text(str(row)),
+            None,
+            None,
+            None,
+            None,
+            0,
+            0,
         )
     record = row.record
     quarantined = kind == "quarantine"
@@ -353,11 +396,11 @@ def archived(kind: Kind, number: int, row: Any) -> ArchivedMessage:
     return ArchivedMessage(
         id=number,
         kind=kind,
-        actor=record.actor,
-        reason=record.reason,
-        message=record.message,
+        actor=clean_text(record.actor, rows.ACTOR_CHARS_MAX),
+        reason=clean_text(record.reason, REASON_CHARS_MAX),
+        message=clean_text(record.message, rows.MESSAGE_CHARS_MAX),
         replayable=record.body is not None,
-        error=record.error if quarantined else "",
+        error=traceback_text(record.error) if quarantined else "",
         incarnation=record.incarnation if quarantined else None,
         deliveries=record.deliveries if quarantined else None,
         origin_kind=None if origin is None else origin.kind,

@@ -28,6 +28,7 @@ from rich.console import Console
 from abeyance.actors._version import __version__
 from abeyance.actors.core.errors import AbeyanceError
 from abeyance.actors.core.tree import DEPTH, DEPTH_MAX, NODES_MAX, WIDTH, format_tree
+from abeyance.actors.domain.archive_book import Kind, check_number, check_page
 from abeyance.actors.domain.errors import UnknownAgentError
 from abeyance.actors.domain.ingress import check_name, clean_text
 from abeyance.storage.errors import (
@@ -46,14 +47,25 @@ from abeyance.storage.errors import (
 from .client import ControlClient, HostForbiddenError, NoHostError
 from .protocol import (
     EVERY_MODEL,
+    EntriesReport,
+    EntryReport,
     ReleaseReport,
+    ReplayReport,
     StateUnusableError,
     StatusReport,
     TreeReport,
     WaitReport,
     WaitsReport,
 )
-from .render import json_text, print_check, print_release, print_status, print_waits
+from .render import (
+    json_text,
+    print_check,
+    print_entries,
+    print_release,
+    print_replay,
+    print_status,
+    print_waits,
+)
 from .stopped import StoppedStore
 
 OK: Final = 0
@@ -117,6 +129,10 @@ class Target(Protocol):
     def status(self) -> StatusReport: ...
     def waits(self, agent: str | None = None) -> tuple[WaitReport, ...]: ...
     def release(self, agent: str, model: str | None = None) -> ReleaseReport: ...
+    def entries(
+        self, kind: Kind, *, before: int | None = None, limit: int = 100
+    ) -> tuple[EntryReport, ...]: ...
+    def replay(self, kind: Kind, number: int, /) -> ReplayReport: ...
     def close(self) -> None: ...
 
 
@@ -245,6 +261,75 @@ def tree(
     finally:
         target.close()
     typer.echo(json_text(TreeReport(tree=found)) if as_json else format_tree(found))
+
+
+Before = Annotated[
+    int | None, typer.Option(metavar="ID", help="Only those with a smaller number: the next page.")
+]
+Limit = Annotated[int, typer.Option(metavar="N", help="At most so many, 1 to 1,000.")]
+Replay = Annotated[
+    int | None,
+    typer.Option(metavar="ID", help="Have the host send this one to its actor again, once."),
+]
+
+
+@app.command("dead-letters")
+def dead_letters(
+    directory: StateDir,
+    before: Before = None,
+    limit: Limit = 100,
+    replay: Replay = None,
+    as_json: AsJson = False,
+) -> None:
+    """List messages that were accepted and not handled, the newest first, or replay one."""
+    _entries(directory, "dead_letter", before, limit, replay, as_json=as_json)
+
+
+@app.command("quarantine")
+def quarantine(
+    directory: StateDir,
+    before: Before = None,
+    limit: Limit = 100,
+    replay: Replay = None,
+    tracebacks: Annotated[
+        bool, typer.Option("--tracebacks", help="Print each one's traceback.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List messages whose handlers crashed too often, the newest first, or replay one."""
+    _entries(directory, "quarantine", before, limit, replay, as_json=as_json, tracebacks=tracebacks)
+
+
+def _entries(
+    directory: Path,
+    kind: Kind,
+    before: int | None,
+    limit: int,
+    replay: int | None,
+    *,
+    as_json: bool,
+    tracebacks: bool = False,
+) -> None:
+    check_page(before, limit)
+    if replay is not None:
+        check_number(replay, "id")
+    target = open_target(directory)
+    try:
+        if replay is not None:
+            report = target.replay(kind, replay)
+        else:
+            found = target.entries(kind, before=before, limit=limit)
+    finally:
+        target.close()
+    if replay is not None:
+        if as_json:
+            typer.echo(json_text(report))
+        else:
+            print_replay(_console(), report.replayed)
+    elif as_json:
+        typer.echo(json_text(EntriesReport(entries=found)))
+    else:
+        print_entries(_console(), kind, found, tracebacks=tracebacks)
 
 
 @app.command("check")

@@ -21,16 +21,23 @@ from typing import Final, Self, TypeVar
 import msgspec
 
 from abeyance.actors.core.tree import DEPTH, WIDTH
+from abeyance.actors.domain.archive_book import Kind
 
 from .address import SOCKET_NAME, socket_address
 from .protocol import (
     PROTOCOL,
     REPLY_BYTES_MAX,
     ControlError,
+    DeadLettersRequest,
+    EntriesReport,
+    EntryReport,
     Hello,
     NodeReport,
+    QuarantineRequest,
     ReleaseReport,
     ReleaseRequest,
+    ReplayReport,
+    ReplayRequest,
     Reply,
     Request,
     StatusReport,
@@ -172,6 +179,34 @@ class ControlClient:
             requester=this_requester() if requester is None else requester,
         )
         return self._ask(request, ReleaseReport)
+
+    def entries(
+        self, kind: Kind, *, before: int | None = None, limit: int = 100
+    ) -> tuple[EntryReport, ...]:
+        """Rows of the dead letters or of the quarantine, the newest first.
+
+        Raises:
+            RefusedByHostError, HostSilentError: As they say; nothing changed.
+        """
+        number = msgspec.UNSET if before is None else before
+        request: Request = (
+            DeadLettersRequest(before=number, limit=limit)
+            if kind == "dead_letter"
+            else QuarantineRequest(before=number, limit=limit)
+        )
+        return self._ask(request, EntriesReport).entries
+
+    def replay(self, kind: Kind, number: int, *, requester: str | None = None) -> ReplayReport:
+        """Have the message of a row sent to its actor again.
+
+        Durable: that it was, before it is sent.
+
+        Raises:
+            RefusedByHostError: The host refused it, and nothing was sent.
+            HostSilentError: Whether it was sent is unknown; the row's count tells.
+        """
+        by = this_requester() if requester is None else requester
+        return self._ask(ReplayRequest(kind=kind, id=number, requester=by), ReplayReport)
 
     def _ask(self, request: Request, kind: type[_T]) -> _T:
         try:

@@ -37,13 +37,19 @@ from .protocol import (
     REQUEST_BYTES_MAX,
     AgentReport,
     ControlError,
+    DeadLettersRequest,
+    EntriesReport,
+    EntryReport,
     FailureReport,
     HeldReport,
     Hello,
     NodeReport,
+    QuarantineRequest,
     ReleasedReport,
     ReleaseReport,
     ReleaseRequest,
+    ReplayReport,
+    ReplayRequest,
     Request,
     RequestTooLargeError,
     StatusReport,
@@ -85,6 +91,18 @@ class Controlled(Protocol):
         self, agent: str, model: str | None = None, *, requester: str
     ) -> Any:
         """End waits; `.released` of what is returned says which, and how far the record reached."""
+
+    def dead_letters(self, *, before: int | None, limit: int) -> Sequence[Any]:
+        """Rows that `EntryReport` mirrors, the newest first."""
+
+    def quarantine(self, *, before: int | None, limit: int) -> Sequence[Any]:
+        """Rows that `EntryReport` mirrors, the newest first."""
+
+    async def replay_dead_letter(self, id: int, *, requester: str) -> Any:  # noqa: A002
+        """Send a dead letter's message again; the row, counted."""
+
+    async def replay_quarantined(self, id: int, *, requester: str) -> Any:  # noqa: A002
+        """Send a quarantined message again; the row, counted."""
 
 
 class SocketTakenError(ControlError):
@@ -226,6 +244,17 @@ class _Server:
         if isinstance(request, TreeRequest):
             tree = self._runtime.tree(depth_max=request.depth, width_max=request.width)
             return TreeReport(tree=report_tree(tree))
+        if isinstance(request, DeadLettersRequest | QuarantineRequest):
+            dead = isinstance(request, DeadLettersRequest)
+            listing = self._runtime.dead_letters if dead else self._runtime.quarantine
+            before = None if request.before is msgspec.UNSET else request.before
+            entries = listing(before=before, limit=request.limit)
+            return EntriesReport(entries=tuple(_mirror(entry, EntryReport) for entry in entries))
+        if isinstance(request, ReplayRequest):
+            dead = request.kind == "dead_letter"
+            replay = self._runtime.replay_dead_letter if dead else self._runtime.replay_quarantined
+            sent = await replay(request.id, requester=clean_requester(request.requester))
+            return ReplayReport(replayed=_mirror(sent, EntryReport))
         agent = None if request.agent is msgspec.UNSET else request.agent
         waits = self._runtime.provider_waits(agent)
         return WaitsReport(waits=tuple(_mirror(wait, WaitReport) for wait in waits))

@@ -16,12 +16,13 @@ Pure: no socket, no event loop.
 from __future__ import annotations
 
 import re
-from typing import Annotated, ClassVar, Final, TypeAlias
+from typing import Annotated, ClassVar, Final, Literal, TypeAlias
 
 import msgspec
 
 from abeyance.actors.core.errors import AbeyanceError
 from abeyance.actors.core.tree import DEPTH, DEPTH_MAX, NODES_MAX, WIDTH
+from abeyance.actors.domain.archive_book import check_number, check_page
 from abeyance.actors.domain.ingress import check_name, clean_text
 
 PROTOCOL: Final = 1
@@ -126,7 +127,37 @@ class TreeRequest(_Request, frozen=True, tag="tree"):
     width: Annotated[int, msgspec.Meta(ge=1, le=NODES_MAX)] = WIDTH
 
 
-Request: TypeAlias = StatusRequest | WaitsRequest | ReleaseRequest | TreeRequest
+class _ListRequest(_Request, frozen=True):
+    before: int | msgspec.UnsetType = msgspec.UNSET
+    """Only rows with a smaller number."""
+    limit: int = 100
+
+
+class DeadLettersRequest(_ListRequest, frozen=True, tag="dead-letters"):
+    """Messages that were accepted and not handled, the newest first."""
+
+
+class QuarantineRequest(_ListRequest, frozen=True, tag="quarantine"):
+    """Messages whose handlers crashed past their last delivery, the newest first."""
+
+
+class ReplayRequest(_Request, frozen=True, tag="replay"):
+    """Send the message of a row to its actor again."""
+
+    kind: Literal["dead_letter", "quarantine"]
+    id: int
+    requester: str = ""
+
+
+Request: TypeAlias = (
+    StatusRequest
+    | WaitsRequest
+    | ReleaseRequest
+    | TreeRequest
+    | DeadLettersRequest
+    | QuarantineRequest
+    | ReplayRequest
+)
 
 
 class HeldReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -252,6 +283,39 @@ class TreeReport(msgspec.Struct, frozen=True, kw_only=True):
     tree: NodeReport
 
 
+class EntryReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of the dead letters or of the quarantine; what only the other has is empty or None.
+
+    `replayable` says whether the message itself is there: in the row, or in the host.
+    """
+
+    id: int
+    kind: str
+    actor: str
+    reason: str
+    message: str
+    replayable: bool
+    error: str
+    incarnation: int | None
+    deliveries: int | None
+    origin_kind: str | None
+    origin: int | None
+    replays: int
+    at_ms: int
+
+
+class EntriesReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to `dead-letters` and `quarantine`."""
+
+    entries: tuple[EntryReport, ...]
+
+
+class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a replay sent: the row, counted."""
+
+    replayed: EntryReport
+
+
 class ErrorReport(msgspec.Struct, frozen=True, kw_only=True):
     """Why a request was refused or failed. `text` is one line."""
 
@@ -279,7 +343,7 @@ class _Envelope(msgspec.Struct, frozen=True):
 
 
 _envelopes = msgspec.json.Decoder(_Envelope)
-_VERBS: Final = ("status", "waits", "release", "tree")
+_VERBS: Final = ("status", "waits", "release", "tree", "dead-letters", "quarantine", "replay")
 
 
 def read_request(line: bytes) -> Request:
@@ -337,6 +401,10 @@ def _check_names(request: Request) -> None:
         check_name(request.agent, "agent")
     if isinstance(request, ReleaseRequest) and request.scope is not None:
         check_name(request.scope, "model", reserved=False)
+    if isinstance(request, _ListRequest):
+        check_page(None if request.before is msgspec.UNSET else request.before, request.limit)
+    if isinstance(request, ReplayRequest):
+        check_number(request.id, "id")
 
 
 def clean_requester(text: str) -> str:

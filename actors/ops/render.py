@@ -15,10 +15,21 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .instants import duration_text, ends_text
-from .protocol import AgentReport, CheckReport, ReleaseReport, StatusReport, WaitReport
+from abeyance.actors.domain.ingress import clean_text
+
+from .instants import duration_text, ends_text, local_text
+from .protocol import (
+    AgentReport,
+    CheckReport,
+    EntryReport,
+    ReleaseReport,
+    StatusReport,
+    WaitReport,
+)
 
 NOTHING = "–"
+ENTRY_CHARS_MAX = 5_000
+"""Of one line of an entry."""
 TABLE_COLUMNS_MIN = 60
 """A console narrower than this has no room for a table beside an agent's name."""
 
@@ -161,10 +172,55 @@ def print_release(console: Console, agent: str, report: ReleaseReport) -> None:
         console.print(Text(f"Released {lifted.agent} on {lifted.model}: {reach}."))
 
 
+def print_entries(
+    console: Console, kind: str, entries: tuple[EntryReport, ...], *, tracebacks: bool
+) -> None:
+    """Print rows of the dead letters or of the quarantine, a block each."""
+    if not entries:
+        console.print(f"No {_ENTRIES[kind]}.")
+        return
+    for entry in entries:
+        console.print(_entry_block(entry, tracebacks=tracebacks))
+
+
+_ENTRIES = {"dead_letter": "dead letters", "quarantine": "messages in quarantine"}
+
+
+def _entry_block(entry: EntryReport, *, tracebacks: bool) -> Text:
+    head = f"{entry.id}  {local_text(entry.at_ms)}  {entry.actor}  {entry.reason}"
+    facts = []
+    if entry.deliveries is not None:
+        facts.append(f"delivered {_times(entry.deliveries)}, incarnation {entry.incarnation}")
+    if entry.origin is not None:
+        facts.append(f"replayed from {entry.origin_kind} {entry.origin}")
+    if entry.replays:
+        facts.append(f"replayed {_times(entry.replays)}")
+    if not entry.replayable:
+        facts.append("cannot be replayed: the message itself is not there")
+    lines = [head, *(f"  {line}" for line in (entry.message, "; ".join(facts)) if line)]
+    if tracebacks or entry.reason == "unreadable":
+        lines += [f"  {line}" for line in entry.error.splitlines()]
+    # Each line by itself, once more: a store may be of a host that cleaned nothing.
+    return Text("\n".join(clean_text(line, ENTRY_CHARS_MAX) for line in lines))
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def print_replay(console: Console, entry: EntryReport) -> None:
+    """Print what a replay sent, and to whom."""
+    name = "Dead letter" if entry.kind == "dead_letter" else "Quarantined message"
+    line = f"{name} {entry.id} was sent to {entry.actor} again: {entry.message}"
+    console.print(Text(clean_text(line, ENTRY_CHARS_MAX)))
+
+
 __all__ = [
     "json_text",
     "print_check",
+    "print_entries",
     "print_release",
+    "print_replay",
     "print_status",
     "print_waits",
 ]

@@ -15,9 +15,11 @@ from __future__ import annotations
 import os
 import secrets
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
+from abeyance.actors.domain.archive_book import Kind, check_number, check_page, read_archive
 from abeyance.actors.domain.errors import AgentOwnedElsewhereError, UnknownAgentError
 from abeyance.actors.domain.wait_book import ProviderWait, WaitBook
 from abeyance.storage.check import check
@@ -35,10 +37,12 @@ from .protocol import (
     AgentReport,
     CheckReport,
     ControlError,
+    EntryReport,
     FindingReport,
     HeldReport,
     ReleasedReport,
     ReleaseReport,
+    ReplayReport,
     StatusReport,
     WaitReport,
 )
@@ -53,7 +57,7 @@ class ReleaseContestedError(ControlError):
 
 
 class NeedsHostError(ControlError):
-    """What stands in a turn's row is ended by the host that runs the turn. Nothing was done."""
+    """What was asked for is done by a host that runs, and none does here. Nothing was done."""
 
     code = "needs_host"
 
@@ -129,6 +133,32 @@ class StoppedStore:
     def waits(self, agent: str | None = None) -> tuple[WaitReport, ...]:
         """The binding waits of one agent, or of all."""
         return tuple(WaitReport(**wait._asdict()) for wait in self._waits.listing(agent))
+
+    def entries(
+        self, kind: Kind, *, before: int | None = None, limit: int = 100
+    ) -> tuple[EntryReport, ...]:
+        """Rows of the dead letters or of the quarantine, the newest first.
+
+        Raises:
+            InvalidInputError: An argument is out of its bounds.
+        """
+        check_page(before, limit)
+        found = read_archive(self._store, kind, before=before, limit=limit)
+        return tuple(EntryReport(**asdict(entry)) for entry in found)
+
+    def replay(self, kind: Kind, number: int) -> ReplayReport:
+        """Refuse: the actor that the message is for runs in a host.
+
+        Raises:
+            InvalidInputError: The number is none.
+            NeedsHostError: Always, otherwise; nothing was sent.
+        """
+        check_number(number, "id")
+        raise NeedsHostError(
+            f"{kind} {number} is sent to an actor, and no host runs here that has one; nothing was "
+            "sent; start the host, then replay",
+            field="id",
+        )
 
     def release(self, agent: str, model: str | None = None) -> ReleaseReport:
         """End the waits of one agent: one model's, or with None every model's.
