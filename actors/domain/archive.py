@@ -94,12 +94,14 @@ class Archive(TrioActor):
             return
         size = min(HAND_OVER_MAX, len(kept.queue))
         kept.out = [kept.queue.popleft() for _ in range(size)]
+        self._archive.handed_over.update(id(item.message) for item in kept.out)
         requests = Requests(item.request for item in kept.out)
         self.ask(self._journal, requests, tag="kept", fact=True)
 
     def on_answer(self, answer: Answer) -> None:
         kept = self.kept
         items, kept.out = kept.out or [], None
+        self._archive.handed_over.clear()
         outcomes: tuple[Outcome, ...] = answer.value or ()
         again: list[_Item] = []
         for place, item in enumerate(items):

@@ -168,6 +168,8 @@ class ArchiveBook:
         self._rows: dict[Kind, OrderedDict[int, int]] = {kind: OrderedDict() for kind in TABLE_OF}
         self._left: deque[Request] = deque()
         self._lock = Lock()
+        self.handed_over: set[int] = set()
+        """Identities of messages that are with the journal, which outlives the archive's actor."""
         self.lost = 0
         """Entries that are in memory only: the store refused them for good, or may have them."""
 
@@ -190,7 +192,7 @@ class ArchiveBook:
 
     def _tell(self, message: Keep | ForgetDelivery, actor: str, content: Any) -> None:
         if actor == NAME:
-            if isinstance(content, Keep | ForgetDelivery):
+            if isinstance(content, Keep | ForgetDelivery) and id(content) not in self.handed_over:
                 self.leave(self.request_of(content))
             return
         try:
