@@ -57,9 +57,8 @@ from .domain.wait_book import Deferral, ProviderWait, WaitBook
 from .domain.waits import Ledger
 from .handle import AgentHandle, closed
 from .members import Member, Parking
-from .status import AgentStatus, HeldStatus, RuntimeStatistics, RuntimeStatus
 from .replays import read_page, replay
-from .status import AgentStatus, HeldStatus, RuntimeStatus
+from .status import AgentStatus, HeldStatus, RuntimeStatistics, RuntimeStatus
 
 STOP_DEADLINE_S: Final = 30.0
 """How long a graceful end may take before what is left is cut off; what is durable stays."""
