@@ -117,9 +117,11 @@ async def test_message_in_flight_at_a_crash_comes_back_first_at_least_once(autoj
 
 async def test_crashes_of_a_redelivered_message_count_once_towards_the_intensity(autojump_clock):
     async with ActorSystem() as system:
-        ref = await supervised(system, Again, intensity=1)
+        ref = await supervised(system, Again, intensity=1, on_exhausted="park")
         ref.tell("boom")
         assert await ref.ask("x") == "x"
+        assert ref.statistics().incarnation == 1 + Again.max_deliveries
+        assert system.root._children["group"].state == "running"
 
 
 async def test_message_past_its_deliveries_parks_the_group_and_stays_where_asked_for(
