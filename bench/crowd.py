@@ -94,6 +94,45 @@ def spawn(scale: Scale) -> list[Result]:
     return trio.run(_spawn, scale)
 
 
+async def _lives_of(count: int) -> float:
+    """Start so many actors, let each reach its first wait, and stop each; not registered."""
+    async with ActorSystem() as system:
+        start = time.perf_counter()
+        refs = [system.start(Counter) for _ in range(count)]
+        await wait_all_tasks_blocked()
+        for ref in refs:
+            ref.stop()
+        while system.cells:
+            await trio.lowlevel.checkpoint()
+        return time.perf_counter() - start
+
+
+async def _lives(scale: Scale) -> list[Result]:
+    many, few = (10_000 if scale.quick else 100_000), 1000
+    rates: tuple[list[float], list[float]] = ([], [])
+    for _ in range(1 if scale.quick else 3):
+        gc.collect()
+        rates[0].append(many / await _lives_of(many))
+        gc.collect()
+        seconds = sum([await _lives_of(few) for _ in range(10)])
+        rates[1].append(10 * few / seconds)
+    return [
+        ratio_of(
+            "lives",
+            f"start and stop an actor, {many} at a time",
+            f"the same, {few} at a time",
+            rates,
+            Bound(better="lower"),
+            unit="actors/s",
+            beside={"us_each": 1e6 / statistics.median(rates[0])},
+        )
+    ]
+
+
+def lives(scale: Scale) -> list[Result]:
+    return trio.run(_lives, scale)
+
+
 class _Fragile(TrioActor):
     """Ends its incarnation when it is told to."""
 

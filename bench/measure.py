@@ -89,6 +89,8 @@ class Result:
     peer_figure: Spread | None = None
     beside: dict[str, float] = field(default_factory=dict)
     """Further figures of the same run, by name; the unit ends the name."""
+    missing: bool = False
+    """Whether nothing was measured, because the peer is not installed."""
 
     def as_json(self, placement: str) -> dict[str, Any]:
         said = asdict(self) | {"placement": placement}
@@ -191,6 +193,11 @@ def ratio_of(
         row, subject, peer, unit, Spread.of(ratios), bound, Spread.of(mine), Spread.of(theirs),
         beside or {},
     )  # fmt: skip
+
+
+def not_installed(row: str, subject: str, peer: str) -> Result:
+    """A row without figures, whose peer the dependency group `bench` would bring."""
+    return Result(row, subject, peer, "1/s", Spread(0.0, 0.0, 0.0), missing=True)
 
 
 def seconds_since(start: float) -> float:

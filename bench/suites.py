@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 from .accepting import accepts, admission, saturated
 from .asking import ask_from_host, ask_from_trio
-from .crowd import crash_to_reply, crowd, spawn
+from .crowd import crash_to_reply, crowd, lives, spawn
 from .measure import Result, Scale
 from .opening import opening
+from .others import with_queues, with_thespian, with_xoscar
 from .telling import tell_from_host, tell_from_trio
 
 
@@ -26,6 +27,7 @@ SUITES = (
     Suite("ask-trio", ("ask-trio",), ask_from_trio),
     Suite("ask-host", ("ask-host-1000",), ask_from_host),
     Suite("spawn", ("spawn", "memory"), spawn),
+    Suite("lives", ("lives",), lives, 240.0),
     Suite("crash", ("crash",), crash_to_reply),
     Suite("crowd", ("crowd",), crowd, 240.0),
     Suite(
@@ -37,4 +39,11 @@ SUITES = (
     Suite("saturated", ("accepts-saturated", "starvation"), saturated, 300.0),
     Suite("admission", ("admission",), admission),
     Suite("open", ("open",), opening, 300.0),
+    Suite("thespian", ("thespian-ask", "thespian-tell"), with_thespian),
+    Suite(
+        "xoscar",
+        ("xoscar-local-ask", "xoscar-local-tell", "xoscar-ref-ask", "xoscar-ref-tell"),
+        with_xoscar,
+    ),
+    Suite("queue", ("queue-asyncio", "queue-deque"), with_queues),
 )

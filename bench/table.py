@@ -40,11 +40,14 @@ def lines(results: Iterable[dict[str, Any]]) -> list[str]:
         ]
         ratio = result["subject_figure"] is not None
         shown = figure(result["figure"]["median"]) + (" x" if ratio else " " + result["unit"])
+        spread = f"{figure(least)}-{figure(most)}"
+        if result.get("missing"):
+            shown, spread = "not installed", "-"
         cells = (
             result["row"],
             result["placement"],
             shown,
-            f"{figure(least)}-{figure(most)}",
+            spread,
             *sides,
             _bound(result, "floor"),
             _bound(result, "goal"),

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from bench import table
-from bench.measure import Bound, Result, Scale, Spread, in_turns_sync, ratio_of
+from bench.measure import QUICK, Bound, Result, Scale, Spread, in_turns_sync, ratio_of
+from bench.suites import SUITES
 
 ROOT = Path(__file__).parents[1]
 
@@ -109,3 +110,17 @@ def test_command_refuses_a_name_that_no_row_has() -> None:
     )
     assert done.returncode != 0
     assert "no suite or row begins with nothing" in done.stderr
+
+
+@pytest.mark.parametrize("suite", ["thespian", "xoscar"])
+def test_row_says_so_where_its_peer_is_not_installed(
+    suite: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, suite, None)
+    (found,) = (s for s in SUITES if s.name == suite)
+    results = found.run(QUICK)
+    assert tuple(result.row for result in results) == found.rows
+    lines = table.lines([result.as_json("free") for result in results])
+    for row in found.rows:
+        (line,) = (line for line in lines if line.startswith(f"{row} ") and " free " in line)
+        assert "not installed" in line
