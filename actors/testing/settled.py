@@ -2,7 +2,8 @@
 
 Settled is: no message waits in the mailbox of an actor that runs or will run again, no handler
 runs, no reply is owed, no call of a host thread is open, no commit is out, no tool body runs, and
-no task can go on by itself. Timers, parked actors and calls to a provider may be waiting.
+no task can go on by itself. Timers, calls to a provider, what was stashed, and what an actor keeps
+that is parked or suspended may be waiting.
 
 Runs on the loop thread.
 """
@@ -93,7 +94,9 @@ def _is_settled(cell: Cell) -> bool:
     if cell.state in ("held", "ended"):
         return True  # Parked: what it keeps is for the life after it is started again.
     box = cell.box
-    return not (box.user or box.returned or box.internal or box.control)
+    if box.internal or box.control:
+        return False
+    return box.suspended or not (box.user or box.returned)
 
 
 def _said(system: ActorSystem, own_calls: int) -> list[str]:

@@ -297,7 +297,8 @@ async def test_delayed_wake_lets_messages_gather_and_loses_none(autojump_clock):
             assert kept(ref) == [1, 2]
 
 
-async def test_delayed_wake_does_not_keep_an_actor_from_a_kill(autojump_clock):
+@pytest.mark.parametrize("end", ["kill", "stop now"])
+async def test_delayed_wake_does_not_keep_an_actor_from_a_kill(autojump_clock, end):
     faults = Faults(1)
     faults.at("wake", actor="log", nth=1).delay(7)
     with faults:
@@ -305,7 +306,10 @@ async def test_delayed_wake_does_not_keep_an_actor_from_a_kill(autojump_clock):
             ref = await child(system)
             await settled(system)
             ref.tell(1)
-            ref.kill()
+            if end == "kill":
+                ref.kill()
+            else:
+                assert await ref.stop(now=True)
             await settled(system)
             assert trio.current_time() < 1
             assert kept(ref) == [1]

@@ -148,8 +148,11 @@ def test_time_passes_while_a_host_thread_that_works_waits_for_the_loop():
 
 
 async def test_time_stands_still_while_a_commit_is_with_the_writer(tmp_path, clock):
+    faults = Faults(1)
+    # A predicate is asked on the writer's thread, which is then slow to say that it is done.
+    faults.at("after_commit", message=lambda _: work(0.02)).kill()
     async with open_runtime(
-        tmp_path / "state", control=False, clock=WallClock(follow_trio=True)
+        tmp_path / "state", control=False, clock=WallClock(follow_trio=True), faults=faults
     ) as runtime:
         provider = ScriptedProvider.echo()
         ana = await runtime.add_agent(AgentSpec(name="ana", provider=provider, model="m"))

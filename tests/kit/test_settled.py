@@ -111,6 +111,16 @@ async def test_settled_does_not_wait_for_timers_nor_for_what_a_parked_group_keep
         assert trio.current_time() < 1
 
 
+async def test_settled_does_not_wait_for_what_a_suspended_actor_keeps():
+    async with ActorSystem() as system:
+        ref = system.start(Slow)
+        ref.suspend()
+        ref.tell(1)
+        await settled(system, within_s=1)
+        assert ref.statistics().queued == 1
+        ref.stop(now=True)
+
+
 async def test_settled_names_what_is_not_when_its_time_is_over(autojump_clock):
     async with ActorSystem() as system:
         ref = system.start(Slow, name="slow")

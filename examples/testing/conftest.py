@@ -1,0 +1,1 @@
+pytest_plugins = ["abeyance.actors.testing.plugin"]

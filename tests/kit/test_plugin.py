@@ -1,0 +1,117 @@
+"""The fixtures, in a pytest of their own: a host's project that asked for them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "testing"
+
+
+def run(where: Path, *args: str) -> tuple[int, str]:
+    (where / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *args],
+        cwd=where,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "conftest.py").write_text((EXAMPLE / "conftest.py").read_text())
+    return tmp_path
+
+
+def test_example_of_a_hosts_own_tests_passes(project: Path) -> None:
+    (project / "test_host.py").write_text((EXAMPLE / "test_host.py").read_text())
+    code, said = run(project)
+    assert (code, "3 passed" in said) == (0, True), said
+
+
+def test_page_on_testing_shows_the_example_files() -> None:
+    page = (ROOT / "docs" / "testing.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
+    for name in ("conftest.py", "test_host.py"):
+        assert (EXAMPLE / name).read_text() in blocks
+
+
+FAILING = """
+from abeyance.actors.core import ActorSystem, TrioActor
+import pytest
+
+@pytest.mark.trio
+async def test_loses(faults):
+    faults.at("mailbox_put", actor="TrioActor", probability=1.0).drop()
+    async with ActorSystem(faults=faults) as system:
+        system.start(TrioActor).tell(1)
+    assert False
+"""
+
+
+def test_failed_test_shows_its_schedule_and_seed(project: Path) -> None:
+    (project / "test_it.py").write_text(FAILING)
+    code, said = run(project, "--faults-seed", "4711")
+    assert code == 1
+    assert re.search(r"-+ faults -+\n# seed 4711; 1 faults;.*\nmailbox_put TrioActor 1 drop", said)
+
+
+def test_passed_test_shows_none(project: Path) -> None:
+    (project / "test_it.py").write_text(FAILING.replace("assert False", "assert True"))
+    code, said = run(project, "-rA")
+    assert (code, "# seed" in said) == (0, False), said
+
+
+UNBALANCED = """
+from abeyance.actors.core import ActorSystem, TrioActor
+import pytest
+
+@pytest.mark.trio
+async def test_miscounts(faults):
+    async with ActorSystem(faults=faults) as system:
+        ref = system.start(TrioActor)
+        ref._cell.handled = 3
+"""
+
+
+def test_accounts_are_checked_after_each_test_that_has_faults(project: Path) -> None:
+    (project / "test_it.py").write_text(UNBALANCED)
+    code, said = run(project)
+    assert code == 1
+    assert "0 accepted, but 3 handled" in said
+
+
+def test_nobody_has_the_fixtures_who_did_not_ask_for_them(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("def test_it(faults):\n    pass\n")
+    code, said = run(tmp_path)
+    assert code == 1
+    assert "fixture 'faults' not found" in said
+
+
+FIXTURES = """
+import pytest, trio
+
+@pytest.mark.trio
+async def test_simulator_answers(provider_simulator):
+    assert provider_simulator.base_url.startswith("http://127.0.0.1")
+
+@pytest.mark.trio
+async def test_wall_clock_moves_with_trios(wall_clock, host_clock):
+    began = wall_clock.now_ms()
+    await trio.sleep(60)
+    assert wall_clock.now_ms() - began == 60_000
+"""
+
+
+def test_simulator_and_wall_clock_are_fixtures_too(project: Path) -> None:
+    (project / "test_it.py").write_text(FIXTURES)
+    code, said = run(project)
+    assert (code, "2 passed" in said) == (0, True), said
