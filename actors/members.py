@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import trio
 
@@ -13,6 +14,7 @@ from .domain.agent import Agent, AgentView
 from .domain.errors import AgentParkedError
 from .domain.slot import Slot, SlotView
 from .domain.turn import TurnSettings
+from .status import AgentStatus, HeldStatus
 
 
 class Parking:
@@ -54,6 +56,28 @@ class Member:
     @property
     def is_parked(self) -> bool:
         return "parked" in (self.group.state, self.slot_group.state)
+
+    def status(self) -> AgentStatus:
+        """The agent as it stands now; asks no actor."""
+        name, view, book = self.settings.name, self.agent_view, self.slot_view.book
+        turn, held = view.turn, view.held
+        open_turn = None if book is None else book.open_turn(name)
+        state: Any = "idle" if view.activity == "resting" else view.activity
+        if state != "held":
+            held = None
+        return AgentStatus(
+            name=name,
+            state="parked" if self.is_parked else state,
+            model=self.settings.model,
+            turn=None if book is None else book.open_number(name),
+            round=turn.round if turn is not None else 0 if open_turn is None else open_turn.round,
+            attempts=0 if open_turn is None else open_turn.attempts,
+            held=None
+            if held is None
+            else HeldStatus(held.model, held.cause, held.deadline_ms, held.reason),
+            inbox=0 if book is None else len(book.inbox),
+            wakes=0 if book is None else len(book.wakes.get(name, ())),
+        )
 
     def check_accepts(self) -> None:
         """Raise AgentParkedError where nobody takes messages; a parked agent's slot still does."""

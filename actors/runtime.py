@@ -14,16 +14,12 @@ from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import trio
 
-from abeyance.storage.codec import encode
-from abeyance.storage.errors import OwnedElsewhereError
 from abeyance.storage.lmdb_store import LmdbStore
 from abeyance.storage.ownership import Ownership
-from abeyance.storage.store import Committed, Guard, Put, Refused, Request
-from abeyance.storage.tables.agents import Agent as AgentRecord
 
 from .core import ActorSystem, ChildSpec, Supervisor, SupervisorSpec, TrioActorRef
 from .core.clock import Clock
@@ -31,7 +27,7 @@ from .core.errors import ActorDeadError
 from .core.events import CAPACITY, Subscription
 from .core.reminders import MemoryReminders
 from .core.tree import DEPTH, NODES, WIDTH, TreeNode
-from .domain.agent import Agent, AgentView, StopTurns
+from .domain.agent import Agent, StopTurns
 from .domain.alarm import Alarm
 from .domain.archive import Archive
 from .domain.archive_book import NAME as ARCHIVE
@@ -42,23 +38,21 @@ from .domain.errors import (
     AgentOwnedElsewhereError,
     UnknownAgentError,
 )
-from .domain.gate import Gate
 from .domain.ingress import check_name, clean_text, identity
 from .domain.journal import CommitFigures, Journal
 from .domain.protocol import ReleaseReceipt, ReleaseWaits
 from .domain.reminders import NAME as REMINDERS
 from .domain.reminders import DurableReminders, Reminders
 from .domain.rings import WaitRings
-from .domain.slot import Slot, SlotView
 from .domain.spec import AgentSpec, check_spec
 from .domain.tools import ToolRunner
-from .domain.turn import TurnSeams, TurnSettings
-from .domain.wait_book import Deferral, ProviderWait, WaitBook
+from .domain.wait_book import ProviderWait, WaitBook
 from .domain.waits import Ledger
+from .groups import Groups
 from .handle import AgentHandle, closed
-from .members import Member, Parking
+from .members import Member
 from .replays import read_page, replay
-from .status import AgentStatus, HeldStatus, RuntimeStatistics, RuntimeStatus
+from .status import RuntimeStatistics, RuntimeStatus
 
 STOP_DEADLINE_S: Final = 30.0
 """How long a graceful end may take before what is left is cut off; what is durable stays."""
@@ -135,19 +129,19 @@ class Runtime:
                 on_exhausted="escalate",
             )
         )
-        self._slots = await system.start_supervisor(
+        slots = await system.start_supervisor(
             SupervisorSpec(id="slots", children=(), on_exhausted="park"), parent=root
         )
         self._root = root
         self._journal: TrioActorRef[Journal] = root.refs["journal"]
         self._ledger: TrioActorRef[Ledger] = root.refs["ledger"]
-        self._alarm: TrioActorRef[Alarm] = root.refs["alarm"]
         self._archive.attach(root.refs[ARCHIVE])
         system.deliveries = self._counts
         system.reminders = DurableReminders(root.refs[REMINDERS], self._archive, clock)
         for name in system.live_names():
             system.reminders.started(name)
         self._runner = ToolRunner(bodies, store, self._journal, clock)
+        self._groups = Groups(system, root, slots, store, self._ownership, self._runner, clock)
 
     # -- agents ------------------------------------------------------------------------------
 
@@ -182,11 +176,11 @@ class Runtime:
                 )
         self._adding.add(name)
         try:
-            await self._own(name)
-            await self._record(settings)
+            await self._groups.own(name)
+            await self._groups.record(settings)
             # Shielded: half a group would hold its names. It waits for nothing but a commit.
             with trio.CancelScope(shield=True):
-                await self._start_group(settings)
+                self._members[name] = await self._groups.start(settings)
         finally:
             self._adding.discard(name)
         return AgentHandle(self, name)
@@ -218,119 +212,6 @@ class Runtime:
                     group.unpark()
         await trio.lowlevel.checkpoint()
         return was_parked
-
-    async def _own(self, name: str) -> None:
-        """Take the owner rows of an agent and its slot, by compare-and-set."""
-        owned = (("agent", name), ("slot", name))
-        while True:
-            try:
-                taking = self._ownership.plan(*owned)
-            except OwnedElsewhereError as error:
-                raise AgentOwnedElsewhereError(
-                    f"agent {name!r} is owned by process {error.pid} on {error.host}, which lives; "
-                    "nothing was done; stop it there, or use another state directory",
-                    agent=name,
-                    pid=error.pid,
-                    host=error.host,
-                ) from error
-            outcomes = [await self._journal.ask(request) for request in taking.requests]
-            if all(isinstance(outcome, Committed) for outcome in outcomes):
-                break
-            # Another process was faster; who it was is read again.
-        guard = Guard("owners", owned[0], taking.counters[owned[0]])
-        self._runner.own(name, guard)
-
-    async def _record(self, settings: TurnSettings) -> None:
-        provider = type(settings.provider).__name__
-        key = (settings.name,)
-        while True:
-            row = self._store.get("agents", key)
-            created = self.clock.now_ms() if row is None else row.record.created_ms
-            record = AgentRecord(
-                kind="resident",
-                slot=settings.name,
-                provider=provider,
-                model=settings.model,
-                created_ms=created,
-            )
-            if row is not None and row.record == record:
-                return
-            guard = Guard("agents", key, 0 if row is None else row.counter)
-            request = Request(guards=(guard,), puts=(Put("agents", key, encode(record)),))
-            outcome = await self._journal.ask(request)
-            if not isinstance(outcome, Refused):
-                return
-
-    async def _start_group(self, settings: TurnSettings) -> None:
-        name, slot_view, parking = settings.name, SlotView(), Parking()
-        slot_spec = ChildSpec(
-            "slot",
-            Slot,
-            (name, self._ownership.nonce, self._store, self._journal, slot_view),
-            name=f"slot:{name}",
-        )
-        # A group of its own: a slot that crashes for ever is parked, its siblings run.
-        slot_group = await self._system.start_supervisor(
-            SupervisorSpec(
-                id=f"slot:{name}",
-                children=(slot_spec,),
-                on_exhausted="park",
-                on_parked=parking.park,
-            ),
-            parent=self._slots,
-        )
-        try:
-            self._members[name] = await self._start_agent(settings, slot_group, slot_view, parking)
-        except BaseException:
-            # What was not added can be added again: its names must be free.
-            await slot_group.stop()
-            raise
-
-    async def _start_agent(
-        self,
-        settings: TurnSettings,
-        slot_group: Supervisor,
-        slot_view: SlotView,
-        parking: Parking,
-    ) -> Member:
-        name, slot, agent_view = settings.name, slot_group.refs["slot"], AgentView()
-
-        def agent_args(refs: Any) -> tuple[Any, ...]:
-            seams = TurnSeams(
-                slot_name=name,
-                slot=slot,
-                gate=refs["gate"],
-                store=self._store,
-                runner=self._runner,
-                clock=self.clock,
-            )
-            return (settings, seams, self._alarm, self._ledger, agent_view)
-
-        # One for one: a gate that crashes leaves its agent's live call alone, and an agent that
-        # crashes leaves its gate's permits in the cell (docs/decisions).
-        group = await self._system.start_supervisor(
-            SupervisorSpec(
-                id=f"agent:{name}",
-                children=(
-                    ChildSpec("gate", Gate, (name, self._ledger), name=f"gate:{name}"),
-                    ChildSpec("agent", Agent, agent_args, name=f"agent:{name}"),
-                ),
-                on_exhausted="park",
-                on_parked=parking.park,
-            ),
-            parent=self._root,
-        )
-        return Member(
-            settings,
-            name,
-            slot,
-            slot_group,
-            slot_view,
-            group.refs["agent"],
-            agent_view,
-            group,
-            parking,
-        )
 
     # -- waits -------------------------------------------------------------------------------
 
@@ -465,7 +346,7 @@ class Runtime:
             host=socket.gethostname(),
             started_ms=self._started_ms,
             now_ms=self.clock.now_ms(),
-            agents=tuple(self._agent_status(name) for name in sorted(self._members)),
+            agents=tuple(self._members[name].status() for name in sorted(self._members)),
             waits=self.provider_waits(),
             dead_letters=self._system.dead_letters.total,
             quarantine=self._system.quarantine.total,
@@ -483,7 +364,7 @@ class Runtime:
             RuntimeClosedError: The runtime has ended.
         """
         self._check_open()
-        agents = [self._agent_status(name) for name in list(self._members)]
+        agents = [member.status() for member in list(self._members.values())]
         return RuntimeStatistics(
             agents=Counter(agent.state for agent in agents),
             holds=Counter(agent.held.cause for agent in agents if agent.held is not None),
@@ -518,24 +399,6 @@ class Runtime:
         """
         self._check_open()
         return self._system.events(capacity=capacity, kinds=kinds)
-
-    def _agent_status(self, name: str) -> AgentStatus:
-        member = self._members[name]
-        view, book = member.agent_view, member.slot_view.book
-        parked, turn = member.is_parked, view.turn
-        open_turn = None if book is None else book.open_turn(name)
-        state: Any = "idle" if view.activity == "resting" else view.activity
-        return AgentStatus(
-            name=name,
-            state="parked" if parked else state,
-            model=member.settings.model,
-            turn=None if book is None else book.open_number(name),
-            round=turn.round if turn is not None else 0 if open_turn is None else open_turn.round,
-            attempts=0 if open_turn is None else open_turn.attempts,
-            held=None if state != "held" or view.held is None else _held(view.held),
-            inbox=0 if book is None else len(book.inbox),
-            wakes=0 if book is None else len(book.wakes.get(name, ())),
-        )
 
     # -- the end -----------------------------------------------------------------------------
 
@@ -586,10 +449,6 @@ class Runtime:
                 agent=name,
             )
         return member
-
-
-def _held(held: Deferral) -> HeldStatus:
-    return HeldStatus(held.model, held.cause, held.deadline_ms, held.reason)
 
 
 async def _stop_turns(agent: TrioActorRef[Agent]) -> None:

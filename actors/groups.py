@@ -1,0 +1,168 @@
+"""What is started for an agent: its slot in one group, its gate and itself in another.
+
+Before that the process takes their owner rows, and records what the host said of the agent.
+
+Invariants:
+    I1  An agent's actors run only while this process holds the owner rows of agent and slot.
+    I2  A start that fails leaves no actor and no name behind.
+
+Runs in: the task of whoever adds the agent, on the loop thread.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from abeyance.storage.codec import encode
+from abeyance.storage.errors import OwnedElsewhereError
+from abeyance.storage.ownership import Ownership
+from abeyance.storage.store import Committed, Guard, Put, Refused, Request, Store
+from abeyance.storage.tables.agents import Agent as AgentRecord
+
+from .core import ActorSystem, ChildSpec, Supervisor, SupervisorSpec
+from .core.clock import Clock
+from .domain.agent import Agent, AgentView
+from .domain.errors import AgentOwnedElsewhereError
+from .domain.gate import Gate
+from .domain.slot import Slot, SlotView
+from .domain.tools import ToolRunner
+from .domain.turn import TurnSeams, TurnSettings
+from .members import Member, Parking
+
+
+class Groups:
+    """Owns, records and starts agents of one runtime."""
+
+    def __init__(
+        self,
+        system: ActorSystem,
+        root: Supervisor,
+        slots: Supervisor,
+        store: Store,
+        ownership: Ownership,
+        runner: ToolRunner,
+        clock: Clock,
+    ) -> None:
+        self._system = system
+        self._root = root
+        self._slots = slots
+        self._store = store
+        self._ownership = ownership
+        self._runner = runner
+        self._clock = clock
+        self._journal = root.refs["journal"]
+        self._ledger = root.refs["ledger"]
+        self._alarm = root.refs["alarm"]
+
+    async def own(self, name: str) -> None:
+        """Take the owner rows of an agent and its slot, by compare-and-set."""
+        owned = (("agent", name), ("slot", name))
+        while True:
+            try:
+                taking = self._ownership.plan(*owned)
+            except OwnedElsewhereError as error:
+                raise AgentOwnedElsewhereError(
+                    f"agent {name!r} is owned by process {error.pid} on {error.host}, which lives; "
+                    "nothing was done; stop it there, or use another state directory",
+                    agent=name,
+                    pid=error.pid,
+                    host=error.host,
+                ) from error
+            outcomes = [await self._journal.ask(request) for request in taking.requests]
+            if all(isinstance(outcome, Committed) for outcome in outcomes):
+                break
+            # Another process was faster; who it was is read again.
+        guard = Guard("owners", owned[0], taking.counters[owned[0]])
+        self._runner.own(name, guard)
+
+    async def record(self, settings: TurnSettings) -> None:
+        provider = type(settings.provider).__name__
+        key = (settings.name,)
+        while True:
+            row = self._store.get("agents", key)
+            created = self._clock.now_ms() if row is None else row.record.created_ms
+            record = AgentRecord(
+                kind="resident",
+                slot=settings.name,
+                provider=provider,
+                model=settings.model,
+                created_ms=created,
+            )
+            if row is not None and row.record == record:
+                return
+            guard = Guard("agents", key, 0 if row is None else row.counter)
+            request = Request(guards=(guard,), puts=(Put("agents", key, encode(record)),))
+            outcome = await self._journal.ask(request)
+            if not isinstance(outcome, Refused):
+                return
+
+    async def start(self, settings: TurnSettings) -> Member:
+        name, slot_view, parking = settings.name, SlotView(), Parking()
+        slot_spec = ChildSpec(
+            "slot",
+            Slot,
+            (name, self._ownership.nonce, self._store, self._journal, slot_view),
+            name=f"slot:{name}",
+        )
+        # A group of its own: a slot that crashes for ever is parked, its siblings run.
+        slot_group = await self._system.start_supervisor(
+            SupervisorSpec(
+                id=f"slot:{name}",
+                children=(slot_spec,),
+                on_exhausted="park",
+                on_parked=parking.park,
+            ),
+            parent=self._slots,
+        )
+        try:
+            return await self._start_agent(settings, slot_group, slot_view, parking)
+        except BaseException:
+            # What was not added can be added again: its names must be free.
+            await slot_group.stop()
+            raise
+
+    async def _start_agent(
+        self,
+        settings: TurnSettings,
+        slot_group: Supervisor,
+        slot_view: SlotView,
+        parking: Parking,
+    ) -> Member:
+        name, slot, agent_view = settings.name, slot_group.refs["slot"], AgentView()
+
+        def agent_args(refs: Any) -> tuple[Any, ...]:
+            seams = TurnSeams(
+                slot_name=name,
+                slot=slot,
+                gate=refs["gate"],
+                store=self._store,
+                runner=self._runner,
+                clock=self._clock,
+            )
+            return (settings, seams, self._alarm, self._ledger, agent_view)
+
+        # One for one: a gate that crashes leaves its agent's live call alone, and an agent that
+        # crashes leaves its gate's permits in the cell (docs/decisions).
+        group = await self._system.start_supervisor(
+            SupervisorSpec(
+                id=f"agent:{name}",
+                children=(
+                    ChildSpec("gate", Gate, (name, self._ledger), name=f"gate:{name}"),
+                    ChildSpec("agent", Agent, agent_args, name=f"agent:{name}"),
+                ),
+                on_exhausted="park",
+                on_parked=parking.park,
+            ),
+            parent=self._root,
+        )
+        return Member(
+            settings,
+            name,
+            slot,
+            slot_group,
+            slot_view,
+            group.refs["agent"],
+            agent_view,
+            group,
+            parking,
+        )
