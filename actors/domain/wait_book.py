@@ -12,7 +12,7 @@ Read by anyone on the loop thread; written by the ledger actor only.
 
 from __future__ import annotations
 
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, Protocol
 
 from abeyance.actors.core.clock import Clock
 from abeyance.storage.errors import UnreadableRecordError
@@ -20,8 +20,8 @@ from abeyance.storage.store import Store
 from abeyance.storage.tables.fields import REASON_CHARS_MAX
 from abeyance.storage.tables.waits import Wait, WaitReleased
 
-RECHECK_MS: Final = 30_000
-"""Unreadable rows are read again, and pending acts offered again, at most this often."""
+from .limits import RECHECK_MS as RECHECK_MS
+
 UNREADABLE_ACT: Final = "unreadable"
 
 
@@ -59,6 +59,44 @@ class WaitAct:
         self.durable = False
 
 
+class WaitWatcher(Protocol):
+    """Who is told of what an operator should know. Called on the loop thread; does not raise."""
+
+    def bound(self, key: tuple[str, str], wait: Wait) -> None:
+        """A wait began to bind a key, in this process at least."""
+
+    def unreadable(self, agent: str, model: str, reason: str, episode: str) -> None:
+        """Whether waits bind this agent and model, either of them `*`, cannot be known any more."""
+
+
+class Episodes:
+    """What cannot be read at present: each is told of once, however often it is read in vain.
+
+    An episode ends when the same can be read again, or was released; and with the process.
+    """
+
+    def __init__(self, process: str) -> None:
+        self._process = process
+        self._open: dict[tuple[str, str], str] = {}
+        self._count = 0
+        self.watcher: WaitWatcher | None = None
+
+    def begin(self, agent: str, model: str, reason: str) -> str:
+        """Note that something cannot be read; return the fingerprint of its episode."""
+        episode = self._open.get((agent, model))
+        if episode is None:
+            self._count += 1
+            episode = self._open[agent, model] = f"{self._process}:{self._count}"
+            if self.watcher is not None:
+                self.watcher.unreadable(agent, model, reason, episode)
+        return episode
+
+    def end(self, agent: str, model: str) -> None:
+        """Note that it can be read, or does not matter any more."""
+        if self._open:
+            self._open.pop((agent, model), None)
+
+
 class WaitBook:
     """Waits as they bind in this process."""
 
@@ -67,13 +105,17 @@ class WaitBook:
         self._clock = clock
         self.pending: list[WaitAct] = []
         """Acts made here and not known to be stored, in order."""
+        self.episodes = Episodes(store.nonce)
 
     def deferral(self, agent: str, model: str) -> Deferral | None:
         """Why a call to this key may not be made now, or None."""
         try:
             wait = self.binding((agent, model))
         except UnreadableRecordError as error:
-            return Deferral(agent, model, None, _unreadable(error), "unreadable")
+            reason = _unreadable(error)
+            self.episodes.begin(agent, model, reason)
+            return Deferral(agent, model, None, reason, "unreadable")
+        self.episodes.end(agent, model)
         if wait is None:
             return None
         return Deferral(agent, model, wait.deadline_ms, wait.reason, "wait")

@@ -189,9 +189,14 @@ class Ledger(TrioActor):
             reason=clean_text(stated.reason, REASON_CHARS_MAX),
             set_ms=now,
             act=self._act_id(now),
+            hold=None if binding is None else binding.hold or binding.act,
+            since_ms=None if binding is None else _since(binding),
         )
         receipt = WaitReceipt(True, _listed(key, wait), "pending")
-        return self._act(stated, [WaitAct(key, wait)], receipt)
+        answer = self._act(stated, [WaitAct(key, wait)], receipt)
+        if self._book.episodes.watcher is not None:
+            self._book.episodes.watcher.bound(key, wait)
+        return answer
 
     def _reach(self, key: tuple[str, str], binding: Wait | None) -> Reach:
         if binding is None:
@@ -341,6 +346,10 @@ class Ledger(TrioActor):
                     for earlier in self._book.pending[: place + 1]:
                         earlier.durable = earlier.durable or earlier.key == act.key
         self._landed(())
+
+
+def _since(wait: Wait) -> int:
+    return wait.set_ms if wait.since_ms is None else wait.since_ms
 
 
 def _listed(key: tuple[str, str], wait: Wait | None) -> ProviderWait | None:

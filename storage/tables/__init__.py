@@ -9,7 +9,7 @@ from .agents import Agent
 from .kept import DeadLetter, Delivery, Quarantined, Reminder
 from .ownership import Changes, Owner, Process, Sequence, StoreMeta
 from .slots import Body, Carried, Entry, Head, Inboxed, Lease, MessageId, ToolCall, Turn, Wake
-from .waits import Alert, LogLine, Wait, WaitReleased
+from .waits import Alert, Alerted, AlertOwed, LogLine, Wait, WaitReleased
 
 
 class Table(NamedTuple):
@@ -42,6 +42,8 @@ TABLES: Final[dict[str, Table]] = {
         Table("reminders", (str, str), (Reminder,)),
         Table("deliveries", (str, str), (Delivery,)),
         Table("alerts", (int,), (Alert,), append=True),
+        Table("alerted", (str, str, str), (Alerted,)),
+        Table("alerts_owed", (str, str, str), (AlertOwed,)),
         Table("dead_letters", (int,), (DeadLetter,), append=True),
         Table("quarantine", (int,), (Quarantined,), append=True),
         Table("log", (int,), (LogLine,), append=True),

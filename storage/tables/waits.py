@@ -19,6 +19,11 @@ class Wait(Record, frozen=True, kw_only=True):
     reason: Reason
     set_ms: Instant
     act: Name
+    hold: Name | None = None
+    """The act that began the hold: of waits that took over from one another the first's. None: this
+    one's own."""
+    since_ms: Instant | None = None
+    """When that was stated. None: `set_ms`."""
 
 
 class WaitReleased(Record, frozen=True, kw_only=True):
@@ -30,6 +35,11 @@ class WaitReleased(Record, frozen=True, kw_only=True):
     act: Name
 
 
+ALERT_CHARS_MAX = 2_000
+Episode = Annotated[str, Meta(min_length=1, max_length=200)]
+"""What tells one hold, or one time that something could not be read, from the next."""
+
+
 class Alert(Record, frozen=True, kw_only=True):
     """Something an operator should know: raised once a hold or an episode."""
 
@@ -37,7 +47,24 @@ class Alert(Record, frozen=True, kw_only=True):
     kind: Name
     agent: Name
     model: Name
-    text: Annotated[str, Meta(max_length=2_000)]
+    text: Annotated[str, Meta(max_length=ALERT_CHARS_MAX)]
+    deadline_ms: Instant | None = None
+    """When what it tells of ends by itself; None: not at all."""
+    episode: Episode
+    at_ms: Instant
+
+
+class Alerted(Record, frozen=True, kw_only=True):
+    """The newest episode of a key that an alert was raised for. Its row carries the alert's key."""
+
+    KIND = "alerted"
+    episode: Episode
+
+
+class AlertOwed(Record, frozen=True, kw_only=True):
+    """An alert that a sink has not been given yet. Its row carries the alert's key."""
+
+    KIND = "alert_owed"
     at_ms: Instant
 
 

@@ -60,6 +60,8 @@ from abeyance.storage.tables.slots import (
 )
 from abeyance.storage.tables.waits import (
     Alert,
+    Alerted,
+    AlertOwed,
     LogLine,
     WaitReleased,
 )
@@ -109,7 +111,9 @@ RECORDS = {
         id="c", name="look", state="done", result=(TextBlock(text="r"),), started_ms=1, ended_ms=2
     ),
     "waits": WaitReleased(by="ops", at_ms=3, act="x"),
-    "alerts": Alert(kind="k", agent="a", model="m", text="t", at_ms=1),
+    "alerts": Alert(kind="k", agent="a", model="m", text="t", episode="e", at_ms=1),
+    "alerted": Alerted(episode="e"),
+    "alerts_owed": AlertOwed(at_ms=1),
     "reminders": Reminder(due_ms=5, every_ms=7, body=b"\xc0", set_ms=1),
     "deliveries": Delivery(deliveries=2, process="nonce", at_ms=1),
     "dead_letters": DeadLetter(
