@@ -27,6 +27,7 @@ from .domain.gate import Gate
 from .domain.slot import Slot, SlotView
 from .domain.tools import ToolRunner
 from .domain.turn import TurnSeams, TurnSettings
+from .domain.wait_book import WaitBook
 from .members import Member, Parking
 
 
@@ -42,6 +43,7 @@ class Groups:
         ownership: Ownership,
         runner: ToolRunner,
         clock: Clock,
+        waits: WaitBook,
     ) -> None:
         self._system = system
         self._root = root
@@ -50,6 +52,7 @@ class Groups:
         self._ownership = ownership
         self._runner = runner
         self._clock = clock
+        self._waits = waits
         self._journal = root.refs["journal"]
         self._ledger = root.refs["ledger"]
         self._alarm = root.refs["alarm"]
@@ -147,7 +150,7 @@ class Groups:
             SupervisorSpec(
                 id=f"agent:{name}",
                 children=(
-                    ChildSpec("gate", Gate, (name, self._ledger), name=f"gate:{name}"),
+                    ChildSpec("gate", Gate, (name, self._ledger, self._waits), name=f"gate:{name}"),
                     ChildSpec("agent", Agent, agent_args, name=f"agent:{name}"),
                 ),
                 on_exhausted="park",

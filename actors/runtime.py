@@ -141,7 +141,9 @@ class Runtime:
         for name in system.live_names():
             system.reminders.started(name)
         self._runner = ToolRunner(bodies, store, self._journal, clock)
-        self._groups = Groups(system, root, slots, store, self._ownership, self._runner, clock)
+        self._groups = Groups(
+            system, root, slots, store, self._ownership, self._runner, clock, self._waits
+        )
 
     # -- agents ------------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ SUITES = (
         300.0,
     ),
     Suite("saturated", ("accepts-saturated", "starvation"), saturated, 300.0),
-    Suite("admission", ("admission",), admission),
+    Suite("admission", ("admission", "admission-100000-waits"), admission),
     Suite("open", ("open",), opening, 300.0),
     Suite("thespian", ("thespian-ask", "thespian-tell"), with_thespian),
     Suite(

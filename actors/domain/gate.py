@@ -1,5 +1,8 @@
 """The model gate: one an agent; admits each provider call, and settles it with what came of it.
 
+It reads the wait book itself, where everything that binds stands from the moment it is made; only
+what is on its way there through the ledger's mailbox, a statement of this gate's own, is asked for.
+
 Invariants:
     I1  A permit is given only where no wait binds (agent, model) then, and is for one call.
     I2  A permit given is settled by its holder or returned by death watch; none is lost.
@@ -20,6 +23,7 @@ from abeyance.actors.providers.port import Permit
 
 from .protocol import Admit, CheckWait, Peek, RecordWait, Settle, WatchHolder
 from .redelivery import Redelivered
+from .wait_book import Deferral, WaitBook
 
 
 class GateKept:
@@ -43,10 +47,11 @@ class Gate(TrioActor):
     max_deliveries: ClassVar[int] = 5
     kept: GateKept
 
-    def __init__(self, agent: str, ledger: Any) -> None:
+    def __init__(self, agent: str, ledger: Any, book: WaitBook) -> None:
         super().__init__()
         self._agent = agent
         self._ledger = ledger
+        self._book = book
 
     @classmethod
     def make_kept(cls) -> GateKept:
@@ -59,12 +64,18 @@ class Gate(TrioActor):
 
     def on_receive(self, message: Any) -> Any:
         match message:
-            case Admit(model) | Peek(model):
-                self.ask(
-                    self._ledger,
-                    CheckWait(self._agent, model),
-                    tag=(message, self.later()),
-                )
+            case Admit() | Peek():
+                if self.kept.settling:
+                    # A statement of this agent is on its way to the book: the ledger answers
+                    # behind it.
+                    check = CheckWait(self._agent, message.model)
+                    self.ask(self._ledger, check, tag=(message, self.later()))
+                    return LATER
+                deferral = self._book.deferral(self._agent, message.model)
+                if isinstance(message, Peek):
+                    return deferral
+                # Settled here, with the permit: a crash behind this leaves both or neither.
+                self._admit(message, deferral, self.later())
                 return LATER
             case Settle():
                 if self._back.claims(message):
@@ -106,15 +117,22 @@ class Gate(TrioActor):
             self._back.forget(message)
         if answer.error is not None:
             reply_.set_exception(answer.error)
-        elif isinstance(message, Admit) and answer.value is None:
-            permit = Permit(next(self.kept.ids), self._agent, message.model, message.purpose)
-            if reply_.set(permit):
-                self.kept.permits[permit.id] = permit
-                self.kept.admitted += 1
+        elif isinstance(message, Admit):
+            self._admit(message, answer.value, reply_)
         else:
-            if isinstance(message, Admit):
-                self.kept.deferred += 1
             reply_.set(answer.value)
+
+    def _admit(self, message: Admit, deferral: Deferral | None, reply: Reply) -> None:
+        """Give a permit, or say why not. Whoever gave up asking takes none."""
+        kept = self.kept
+        if deferral is not None:
+            kept.deferred += 1
+            reply.set(deferral)
+            return
+        permit = Permit(next(kept.ids), self._agent, message.model, message.purpose)
+        if reply.set(permit):
+            kept.permits[permit.id] = permit
+            kept.admitted += 1
 
     def on_ended(self, ended: Ended) -> None:
         # The holder died with calls out: what became of them is unknown, the permits come back.

@@ -12,6 +12,7 @@ Read by anyone on the loop thread; written by the ledger actor only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple, Protocol
 
 from abeyance.actors.core.clock import Clock
@@ -106,6 +107,31 @@ class WaitBook:
         self.pending: list[WaitAct] = []
         """Acts made here and not known to be stored, in order."""
         self.episodes = Episodes(store.nonce)
+        self._by_key: dict[tuple[str, str], list[WaitAct]] = {}
+        """The same by key, so that an admission looks at no other key's."""
+
+    def add(self, acts: Sequence[WaitAct]) -> None:
+        """Have acts bind from now on, behind what is pending. The ledger's."""
+        self.pending.extend(acts)
+        for act in acts:
+            self._by_key.setdefault(act.key, []).append(act)
+
+    def pending_of(self, key: tuple[str, str]) -> Sequence[WaitAct]:
+        """A key's pending acts, in order."""
+        return self._by_key.get(key, ())
+
+    def drop_durable(self) -> list[WaitAct]:
+        """Take out the pending acts that are durable by now, and return them. The ledger's."""
+        done = [act for act in self.pending if act.durable]
+        if done:
+            self.pending[:] = [act for act in self.pending if not act.durable]
+            for key in {act.key for act in done}:
+                left = [act for act in self._by_key[key] if not act.durable]
+                if left:
+                    self._by_key[key] = left
+                else:
+                    del self._by_key[key]
+        return done
 
     def deferral(self, agent: str, model: str) -> Deferral | None:
         """Why a call to this key may not be made now, or None."""
@@ -129,7 +155,7 @@ class WaitBook:
         return self._live(self._folded(key))
 
     def _folded(self, key: tuple[str, str]) -> Wait | WaitReleased | None:
-        acts = [act.record for act in self.pending if act.key == key]
+        acts = [act.record for act in self._by_key.get(key, ())]
         record: Wait | WaitReleased | None
         if not any(isinstance(act, WaitReleased) for act in acts):
             row = self._store.get("waits", key)

@@ -5,7 +5,7 @@ Invariants:
         binds nothing changes nothing and is not recorded.
     I2  Acts are offered to storage in order, as many at a time as one request holds: of those, all
         land or none. A failed offer leaves them pending; they are offered again at every later act
-        and at admission checks, at most every 30 s.
+        and by a timer, every 30 s.
     I3  A receipt says `recorded` only for what is committed. Nobody waits for longer than the offer
         that is out takes.
     I4  A key whose row cannot be read is changed by a release only, and keeps no other key's acts
@@ -19,9 +19,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
-from abeyance.actors.core import LATER, ActorDeadError, Answer, Reply, TrioActor
+from abeyance.actors.core import LATER, ActorDeadError, Answer, Reply, Timer, TrioActor
 from abeyance.actors.core.clock import Clock
 from abeyance.actors.core.errors import OutcomeUnknownError
 from abeyance.storage.codec import encode
@@ -115,7 +115,10 @@ class LedgerKept:
     def __init__(self) -> None:
         self.waiting: list[_Waiting] = []
         self.agents: dict[str, Any] = {}
-        self.tried_ms = 0
+
+
+class _OfferAgain(NamedTuple):
+    """To itself: offer what is still pending."""
 
 
 class Ledger(TrioActor):
@@ -132,6 +135,7 @@ class Ledger(TrioActor):
         self._journal = journal
         self._clock = clock
         self._offer: tuple[WaitAct, ...] = ()
+        self._timer: Timer | None = None
         self._ids = itertools.count()
 
     @classmethod
@@ -150,10 +154,11 @@ class Ledger(TrioActor):
     def on_receive(self, message: Any) -> Any:
         match message:
             case CheckWait(agent, model):
-                # A clock that was turned back must not put the next try off.
-                if not 0 <= self._clock.now_ms() - self.kept.tried_ms < RECHECK_MS:
-                    self._offer_pending()
                 return self._book.deferral(agent, model)
+            case _OfferAgain():
+                self._timer = None
+                self._offer_pending()
+                return None
             case RecordWait() | ReleaseWaits() if self._back.claims(message):
                 # Its acts are pending, and the handle kept beside them names this same envelope.
                 self.later()
@@ -201,7 +206,7 @@ class Ledger(TrioActor):
     def _reach(self, key: tuple[str, str], binding: Wait | None) -> Reach:
         if binding is None:
             return "unbound"
-        return "pending" if any(act.key == key for act in self._book.pending) else "recorded"
+        return "pending" if self._book.pending_of(key) else "recorded"
 
     def _release(self, release: ReleaseWaits) -> Any:
         now, by = self._clock.now_ms(), clean_text(release.by, REQUESTER_CHARS_MAX)
@@ -232,7 +237,7 @@ class Ledger(TrioActor):
             # what is behind it.
             encode(act.record)
             encode(_line(act))
-        self._book.pending.extend(acts)
+        self._book.add(acts)
         self.kept.waiting.append(_Waiting(message, self.later(), tuple(acts), receipt))
         self._offer_pending()
         return LATER
@@ -247,12 +252,20 @@ class Ledger(TrioActor):
         now is told that it is pending."""
         if self._offer:
             return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._book.pending:
-            self.kept.tried_ms = self._clock.now_ms()
             self._offer, requests = self._planned()
             if self._offer:
                 self.ask(self._journal, requests, tag="offer")
                 return
+        self._rest()
+
+    def _rest(self) -> None:
+        """Answer who waits; what could not be offered, or was not stored, is tried again later."""
+        if self._book.pending and self._timer is None:
+            self._timer = self.after(RECHECK_MS / 1_000, _OfferAgain())
         self._answer_waiting()
 
     def _planned(self) -> tuple[tuple[WaitAct, ...], Requests]:
@@ -304,15 +317,13 @@ class Ledger(TrioActor):
             self._offer_pending()
         else:
             # Not stored: the acts bind here and stay pending; who waits learns exactly that.
-            self._answer_waiting()
+            self._rest()
 
     def _landed(self, acts: Sequence[WaitAct]) -> None:
         for act in acts:
             act.durable = True
-        for act in self._book.pending:
-            if act.durable:
-                self._announce(act)
-        self._book.pending[:] = [act for act in self._book.pending if not act.durable]
+        for act in self._book.drop_durable():
+            self._announce(act)
         self._answer_waiting(still=[each for each in self.kept.waiting if not each.is_durable])
 
     def _announce(self, act: WaitAct) -> None:

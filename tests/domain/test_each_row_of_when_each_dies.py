@@ -32,7 +32,6 @@ from abeyance.actors.domain.gate import Gate as GateActor
 from abeyance.actors.domain.journal import Journal
 from abeyance.actors.domain.protocol import (
     Admit,
-    CheckWait,
     RecordWait,
     Requests,
     Settle,
@@ -254,7 +253,6 @@ WAIT = fail(429, retry_after=60)
 IN_FLIGHT: dict[str, tuple[str, tuple[type, ...], Step | None, Callable[[Live], Any]]] = {
     "journal: a request": ("journal", (Request, Requests), None, accepted_once),
     "ledger: a statement": ("ledger", (RecordWait,), WAIT, held_once_and_until_its_time),
-    "ledger: an admission": ("ledger", (CheckWait,), call_tool("note"), admitted_once),
     "alarm: an instant": ("alarm", (WatchInstant,), WAIT, held_once_and_until_its_time),
     "slot: an acceptance": ("slot", (Accept,), None, accepted_once),
     "slot: a round": ("slot", (RecordRound,), call_tool("note"), recorded_once),

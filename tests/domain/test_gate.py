@@ -42,14 +42,19 @@ WAIT = Deferral("ana", "m", 5_000, "slow down", "wait")
 
 
 class Book:
-    """What the fake ledger answers, and what it was told."""
+    """What binds, what the fake ledger answers, and what it was told."""
 
     def __init__(self) -> None:
         self.binding: Deferral | None = None
+        self.recording = True
+        """Whether a statement is taken at once, or owed for as long as the test likes."""
         self.slow = False
         self.owed: list[Reply] = []
         self.checks = 0
         self.recorded: list[RecordWait] = []
+
+    def deferral(self, agent: str, model: str) -> Deferral | None:
+        return self.binding
 
 
 class FakeLedger(TrioActor):
@@ -63,7 +68,10 @@ class FakeLedger(TrioActor):
         book = self._book
         if isinstance(message, RecordWait):
             book.recorded.append(message)
-            return WaitReceipt(True, None, "recorded")
+            if book.recording:
+                return WaitReceipt(True, None, "recorded")
+            book.owed.append(self.later())
+            return LATER
         assert isinstance(message, CheckWait)
         book.checks += 1
         if not book.slow:
@@ -97,6 +105,12 @@ class Trial:
     async def admit(self) -> Any:
         return await self.gate.ask(Admit("m", "turn"))
 
+    async def state_slowly(self) -> None:
+        """Leave a statement of the gate's own on its way to the ledger."""
+        self.book.recording = False
+        self.gate.tell(Settle(await self.admit(), "failed", (5_000, "slow down")))
+        await wait_all_tasks_blocked()
+
 
 @asynccontextmanager
 async def trial(restart: Any = "permanent") -> AsyncIterator[Trial]:
@@ -107,7 +121,7 @@ async def trial(restart: Any = "permanent") -> AsyncIterator[Trial]:
                 id="group",
                 children=(
                     ChildSpec("ledger", FakeLedger, (book,)),
-                    ChildSpec("gate", Gate, lambda refs: ("ana", refs["ledger"])),
+                    ChildSpec("gate", Gate, lambda refs: ("ana", refs["ledger"], book)),
                     ChildSpec("holder", Holder, lambda refs: (refs["gate"],), restart=restart),
                 ),
             )
@@ -183,15 +197,34 @@ async def test_the_end_of_a_holder_that_is_not_started_again_returns_its_permits
         assert it.kept.returned == 1
 
 
-async def test_an_admission_whose_asker_gave_up_takes_no_permit(autojump_clock: MockClock) -> None:
+async def test_an_admission_whose_asker_gave_up_takes_no_permit(
+    autojump_clock: MockClock,
+) -> None:
     async with trial() as it:
+        await it.state_slowly()
         it.book.slow = True
         with pytest.raises(AskTimeoutError):
             await it.gate.ask(Admit("m", "turn"), timeout=1)
-        it.book.owed[0].set(None)
+        it.book.owed[1].set(None)
         await wait_all_tasks_blocked()
         assert not it.kept.permits
-        assert it.kept.admitted == 0
+        assert it.kept.admitted == 1
+
+
+async def test_an_admission_is_answered_behind_a_statement_that_is_on_its_way(
+    autojump_clock: MockClock,
+) -> None:
+    async with trial() as it:
+        assert await it.gate.ask(Peek("m")) is None
+        assert it.book.checks == 0, "nothing is on its way, so the ledger is not asked"
+        await it.state_slowly()
+        # The ledger takes messages in order: what it answers then is behind the statement.
+        assert await it.gate.ask(Peek("m")) is None
+        assert it.book.checks == 1
+        it.book.owed[0].set(WaitReceipt(True, None, "recorded"))
+        await wait_all_tasks_blocked()
+        await it.admit()
+        assert it.book.checks == 1
 
 
 async def test_the_death_of_holder_and_gate_together_returns_the_permits(
@@ -210,17 +243,18 @@ async def test_an_admission_owed_at_the_gates_death_is_answered_once_by_the_next
     autojump_clock: MockClock,
 ) -> None:
     async with trial() as it:
+        await it.state_slowly()
         it.book.slow = True
         asked = it.gate.ask(Admit("m", "turn"), block=False)
         await until(lambda: it.book.checks == 1)
         it.gate.kill()
         await until(lambda: it.book.checks == 2)
-        for reply_ in it.book.owed:
+        for reply_ in it.book.owed[1:]:
             reply_.set(None)
         permit = await asked
         await wait_all_tasks_blocked()
         assert set(it.kept.permits) == {permit.id}, "one admission, one permit"
-        assert it.kept.admitted == 1
+        assert it.kept.admitted == 2
 
 
 async def test_a_settlement_after_the_gates_death_still_counts(autojump_clock: MockClock) -> None:

@@ -15,7 +15,7 @@ import pytest
 import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from abeyance.actors.core import ChildSpec, Supervisor, TrioActor
 from abeyance.actors.domain.protocol import (
@@ -291,33 +291,57 @@ async def test_every_later_act_offers_what_is_pending_in_order(act: str) -> None
 
 
 @pytest.mark.behaviour("W-027")
-async def test_admission_checks_offer_what_is_pending_at_most_every_30_seconds() -> None:
+async def test_what_is_pending_is_offered_again_every_30_seconds_with_no_further_act(
+    autojump_clock: MockClock,
+) -> None:
     store = DeskStore()
     async with open_books(store) as books:
         refuse(store)
         await books.set(600)
+        offers = len(store.requests)
+        for _ in range(5):
+            assert await books.held() is not None
+            await trio.sleep(RECHECK_MS / 5_000 - 0.1)
+        assert len(store.requests) == offers, (
+            "an admission offers nothing, and 30 s have not passed"
+        )
+        await trio.sleep(1)
+        assert len(store.requests) == offers + 1
         refuse(store, False)
-        for _ in range(3):
-            await books.held()
-            books.clock.advance(RECHECK_MS // 3 - 1)
-        await wait_all_tasks_blocked()
+        await trio.sleep(RECHECK_MS / 1_000 - 1.5)
         assert rows(store, "waits") == {}
-        books.clock.advance(3)
-        assert await books.held() is not None
-        await wait_all_tasks_blocked()
+        await trio.sleep(2)
         assert stored(store) is not None
         assert books.book.pending == []
+        offers = len(store.requests)
+        await trio.sleep(100)
+        assert len(store.requests) == offers, "nothing is pending, so nothing is offered"
 
 
-async def test_a_clock_that_was_turned_back_does_not_put_the_next_offer_off() -> None:
+async def test_an_act_puts_the_next_offer_by_the_timer_off(autojump_clock: MockClock) -> None:
+    store = DeskStore()
+    async with open_books(store) as books:
+        refuse(store)
+        await books.set(600)
+        await trio.sleep(20)
+        await books.set(700)
+        offers = len(store.requests)
+        await trio.sleep(20)
+        assert len(store.requests) == offers
+        await trio.sleep(11)
+        assert len(store.requests) == offers + 1
+
+
+async def test_a_ledger_that_crashed_offers_what_is_pending_at_once(
+    autojump_clock: MockClock,
+) -> None:
     store = DeskStore()
     async with open_books(store) as books:
         refuse(store)
         await books.set(600)
         refuse(store, False)
-        books.clock.advance(-86_400 * SECOND)
-        await books.held()
-        await wait_all_tasks_blocked()
+        books.ledger.kill()
+        await trio.sleep(1)
         assert stored(store) is not None
 
 
@@ -691,12 +715,11 @@ async def test_a_statement_does_not_end_what_an_unreadable_row_may_hold() -> Non
         # Nor does it keep anything else from storage.
         assert (await books.set(60, key=("bo", "m"))).reach == "recorded"
         store.bad = set()
-        books.clock.advance(RECHECK_MS)
-        await books.held()
+        await books.set(-1)
         await wait_all_tasks_blocked()
         assert books.book.pending == []
         assert stored(store).deadline_ms is not None
-        assert books.left_s() == 568
+        assert books.left_s() == 598
 
 
 @pytest.mark.behaviour("W-051", "W-052")
@@ -918,8 +941,7 @@ async def compare(steps: list[tuple[str, str, int | None]]) -> None:
                     assert (held.deadline_ms or float("inf")) == end
             await wait_all_tasks_blocked()
         refuse(store, False)
-        books.clock.advance(RECHECK_MS)
-        await books.held("a", "m")
+        await books.set(-1)
         await wait_all_tasks_blocked()
         assert books.book.pending == []
         for name, end in model.items():
