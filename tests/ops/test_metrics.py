@@ -139,4 +139,4 @@ async def test_metrics_leave_out_what_a_stalled_loop_does_not_answer(tmp_path: P
             found = await trio.to_thread.run_sync(scraped, collector)
         assert found["abeyance_runtime_unavailable",] == 1
         assert ("abeyance_agents",) not in {key[:1] for key in found}
-        assert found["abeyance_actors", "running"] == 3
+        assert found["abeyance_actors", "running"] >= 3  # What needs no loop is there.
