@@ -21,6 +21,15 @@ from .core import (
     TrioFuture,
 )
 from .domain.archive_book import ArchivedMessage
+from .domain.policy import (
+    Backoff,
+    CallFailure,
+    ErrorPolicy,
+    GiveUp,
+    Pacing,
+    ProviderHold,
+    Retry,
+)
 from .domain.protocol import ReleaseReceipt
 from .domain.slot_messages import Receipt
 from .domain.spec import AgentSpec
@@ -40,13 +49,20 @@ __all__ = [
     "AgentSpec",
     "AgentStatus",
     "ArchivedMessage",
+    "Backoff",
+    "CallFailure",
     "ChildSpec",
+    "ErrorPolicy",
+    "GiveUp",
     "HostedAgent",
     "HostedRuntime",
     "HostedSystem",
+    "Pacing",
+    "ProviderHold",
     "ProviderWait",
     "Receipt",
     "ReleaseReceipt",
+    "Retry",
     "Runtime",
     "RuntimeStatus",
     "Supervisor",

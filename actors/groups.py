@@ -150,7 +150,12 @@ class Groups:
             SupervisorSpec(
                 id=f"agent:{name}",
                 children=(
-                    ChildSpec("gate", Gate, (name, self._ledger, self._waits), name=f"gate:{name}"),
+                    ChildSpec(
+                        "gate",
+                        Gate,
+                        (name, self._ledger, self._waits, self._clock),
+                        name=f"gate:{name}",
+                    ),
                     ChildSpec("agent", Agent, agent_args, name=f"agent:{name}"),
                 ),
                 on_exhausted="park",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from .domain.wait_book import ProviderWait
+from .domain.wait_book import HoldCause, ProviderWait
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +13,7 @@ class HeldStatus:
     """What a held turn is held by."""
 
     model: str
-    cause: Literal["wait", "unreadable", "quota"]
+    cause: HoldCause
     deadline_ms: int | None
     reason: str
 

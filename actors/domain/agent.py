@@ -31,6 +31,7 @@ from .protocol import (
     AttachToWaits,
     Due,
     ForgetInstant,
+    LiftPauses,
     Peek,
     WaitLifted,
     WatchHolder,
@@ -38,6 +39,7 @@ from .protocol import (
 )
 from .slot_messages import AttachAgent, NothingToDo, ReadOpenTurn, StartTurn, TurnStart, Woken
 from .turn import TurnEnded, TurnHeld, TurnSeams, TurnSettings, TurnTask
+from .verdict import Streak
 from .wait_book import RECHECK_MS, Deferral
 
 Activity: TypeAlias = Literal["resting", "starting", "running", "held", "stopping", "lost"]
@@ -51,6 +53,10 @@ class WaitIdle(NamedTuple):
 
 class StopTurns(NamedTuple):
     """Ask: start no more turns and end the live one, its wakes given back. Answered when done."""
+
+
+class _LookAgain(NamedTuple):
+    """To itself: whether the hold still stands is asked again on a cadence."""
 
 
 class _StartAgain(NamedTuple):
@@ -67,10 +73,11 @@ class AgentView:
 
 
 class AgentKept:
-    """Survives a crash of the agent actor: that it was told to stop."""
+    """Survives a crash of the agent actor: that it was told to stop, and how its calls fail."""
 
     def __init__(self) -> None:
         self.stopping = False
+        self.streak = Streak()
 
 
 class Agent(TrioActor):
@@ -95,6 +102,7 @@ class Agent(TrioActor):
         """The gate was asked whether the hold still stands; until it answers, that is work."""
         self._released = False
         self._lost: OwnershipLostError | None = None
+        self._cadence: Any = None
         self._idlers: list[Reply] = []
         self._stoppers: list[Reply] = []
 
@@ -119,7 +127,7 @@ class Agent(TrioActor):
             case Woken():
                 if self._view.activity == "resting":
                     self._start()
-            case Due():
+            case Due() | _LookAgain():
                 self._look_again()
             case WaitLifted(model):
                 self._lifted(model)
@@ -184,20 +192,31 @@ class Agent(TrioActor):
             # A wake that became durable since is told behind this answer.
             self._rest()
             return
-        self._view.turn = TurnTask(start, self._settings, self._seams)
+        self._view.turn = TurnTask(start, self._settings, self._seams, self.kept.streak)
         self._view.activity = "running"
         self._released = False
-        self.emit(
-            events.TurnStarted,
-            agent=start.agent,
-            turn=start.turn,
-            round=start.round,
-            attempts=start.attempts,
-            model=self._settings.model,
-        )
         self.pipe(self._run, self._view.turn, tag=self._turn_over)
 
     async def _run(self, turn: TurnTask) -> TurnEnded | TurnHeld:
+        """Run a turn's task between its two events: whatever ends it, whoever looks sees it end."""
+        agent, number = turn.start.agent, turn.start.turn
+        self.emit(
+            events.TurnStarted,
+            agent=agent,
+            turn=number,
+            round=turn.start.round,
+            attempts=turn.start.attempts,
+            model=self._settings.model,
+        )
+        state = "interrupted"
+        try:
+            outcome = await self._live(turn)
+            state = "held" if isinstance(outcome, TurnHeld) else outcome.state
+            return outcome
+        finally:
+            self.emit(events.TurnEnded, agent=agent, turn=number, round=turn.round, state=state)
+
+    async def _live(self, turn: TurnTask) -> TurnEnded | TurnHeld:
         with trio.CancelScope() as scope:
             self._turn_scope = scope
             if self.kept.stopping:
@@ -215,13 +234,7 @@ class Agent(TrioActor):
         if isinstance(outcome, TurnHeld):
             self._hold(outcome.deferral, turn.start.turn)
         else:
-            self.emit(
-                events.TurnEnded,
-                agent=self._settings.name,
-                turn=turn.start.turn,
-                round=turn.round,
-                state=outcome.state,
-            )
+            self.kept.streak.clear()
         if self.kept.stopping:
             self._rest()
         elif isinstance(outcome, TurnHeld):
@@ -261,16 +274,27 @@ class Agent(TrioActor):
 
     def _watch_hold(self) -> None:
         """Ask again when the wait ends, and on a cadence: its row may heal, or be released by a
-        process that cannot tell this one."""
+        process that cannot tell this one. The cadence is not the wall clock's: one that was turned
+        back a day would put it off by a day."""
         held = self._view.held
         assert held is not None
-        at_ms = self._seams.clock.now_ms() + RECHECK_MS
-        if held.deadline_ms is not None:
-            at_ms = min(at_ms, held.deadline_ms)
-        self._alarm.tell(WatchInstant(self._settings.name, at_ms, self.actor_ref))
+        if held.deadline_ms is None:
+            self._alarm.tell(ForgetInstant(self._settings.name))
+        else:
+            watch = WatchInstant(self._settings.name, held.deadline_ms, self.actor_ref)
+            self._alarm.tell(watch)
+        self._forget_cadence()
+        self._cadence = self.after(RECHECK_MS / 1_000, _LookAgain())
+
+    def _forget_cadence(self) -> None:
+        if self._cadence is not None:
+            self._cadence.cancel()
+            self._cadence = None
 
     def _lifted(self, model: str | None) -> None:
         """A release. It is kept for a hold without a record, which may still be on its way."""
+        # Before the gate is asked whether anything holds: what a wait had lengthened is shorter.
+        self._seams.gate.tell(LiftPauses(model))
         held = self._view.held
         mine = self._settings.model if held is None else held.model
         if self._awaits_release() and model in (None, mine):
@@ -281,7 +305,7 @@ class Agent(TrioActor):
         """Whether a release now may be of a hold without a record; one before it was not."""
         turn = self._view.turn
         if turn is not None:
-            return turn.awaits_release
+            return turn.calls.awaits_release
         return self._view.activity in ("starting", "held")
 
     def _look_again(self) -> None:
@@ -311,6 +335,7 @@ class Agent(TrioActor):
             return
         self._end_hold()
         self._alarm.tell(ForgetInstant(self._settings.name))
+        self._forget_cadence()
         self._start()
 
     def _rest(self) -> None:

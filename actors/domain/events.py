@@ -29,6 +29,8 @@ class AgentEvent(Event):
 class TurnStarted(AgentEvent):
     """A turn's task starts; the turn's row says so. Again after a hold, or after a crash.
 
+    Each is followed by one `TurnEnded` of the same turn before the agent's next one.
+
     Attributes:
         turn: The turn's number.
         round: The rounds it has recorded.
@@ -45,12 +47,15 @@ class TurnStarted(AgentEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnEnded(AgentEvent):
-    """A turn is over; the turn's row says so.
+    """A turn's task is over; the turn's row says so.
+
+    What was begun at `TurnStarted`, such as showing that the agent writes, ends here.
 
     Attributes:
         turn: The turn's number.
         round: The rounds it recorded.
-        state: `done`, `failed` or `cancelled`.
+        state: `done`, `failed` or `cancelled`; `held` where it was put down and goes on later;
+            `interrupted` where its task died, and the turn goes on in another one.
     """
 
     kind: ClassVar[str] = "turn_ended"
@@ -66,7 +71,7 @@ class HoldBegan(AgentEvent):
     Attributes:
         turn: The turn's number. None for a hold that stood when the agent was added.
         model: The model it waits for.
-        cause: `wait`, `unreadable` or `quota`.
+        cause: `wait`, `unreadable`, `quota`, `cooldown`, `host` or `account`.
         deadline_ms: When it ends. None where only a release ends it, or for one that stood already:
             the wait that it names has it.
         reason: What was stated.

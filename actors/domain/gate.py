@@ -4,7 +4,8 @@ It reads the wait book itself, where everything that binds stands from the momen
 what is on its way there through the ledger's mailbox, a statement of this gate's own, is asked for.
 
 Invariants:
-    I1  A permit is given only where no wait binds (agent, model) then, and is for one call.
+    I1  A permit is given only where no wait binds (agent, model) and no pause the agent then, and
+        is for one call.
     I2  A permit given is settled by its holder or returned by death watch; none is lost.
     I3  A settlement that states a wait is answered after the ledger took it: the wait first, then
         whatever the holder does about it.
@@ -19,18 +20,30 @@ import itertools
 from typing import Any, ClassVar
 
 from abeyance.actors.core import LATER, Answer, Ended, Reply, TrioActor
+from abeyance.actors.core.clock import Clock
 from abeyance.actors.providers.port import Permit
 
-from .protocol import Admit, CheckWait, Peek, RecordWait, Settle, WatchHolder
+from .pauses import Pauses, longest
+from .protocol import (
+    Admit,
+    BeginPause,
+    CheckWait,
+    LiftPauses,
+    Peek,
+    RecordWait,
+    Settle,
+    WatchHolder,
+)
 from .redelivery import Redelivered
 from .wait_book import Deferral, WaitBook
 
 
 class GateKept:
-    """Permits that are out, by id."""
+    """Permits that are out, by id, and what pauses the agent."""
 
     def __init__(self) -> None:
         self.permits: dict[int, Permit] = {}
+        self.pauses = Pauses()
         self.holder: Any = None
         self.settling: dict[int, tuple[Settle, Reply]] = {}
         """Settlements whose waits the ledger was asked to record, by permit: asked once."""
@@ -47,11 +60,12 @@ class Gate(TrioActor):
     max_deliveries: ClassVar[int] = 5
     kept: GateKept
 
-    def __init__(self, agent: str, ledger: Any, book: WaitBook) -> None:
+    def __init__(self, agent: str, ledger: Any, book: WaitBook, clock: Clock) -> None:
         super().__init__()
         self._agent = agent
         self._ledger = ledger
         self._book = book
+        self._clock = clock
 
     @classmethod
     def make_kept(cls) -> GateKept:
@@ -71,7 +85,9 @@ class Gate(TrioActor):
                     check = CheckWait(self._agent, message.model)
                     self.ask(self._ledger, check, tag=(message, self.later()))
                     return LATER
-                deferral = self._book.deferral(self._agent, message.model)
+                deferral = self._paused(
+                    message.model, self._book.deferral(self._agent, message.model)
+                )
                 if isinstance(message, Peek):
                     return deferral
                 # Settled here, with the permit: a crash behind this leaves both or neither.
@@ -83,6 +99,12 @@ class Gate(TrioActor):
                     self.later()
                     return LATER
                 return self._settle(message)
+            case BeginPause(pause):
+                self.kept.pauses.begin(pause)
+                return None
+            case LiftPauses(model):
+                self.kept.pauses.release(model)
+                return None
             case WatchHolder(ref):
                 # A new life of the holder: if the last one died while this actor was dead too,
                 # nobody told of it, and what is out belongs to nobody.
@@ -96,6 +118,8 @@ class Gate(TrioActor):
 
     def _settle(self, settlement: Settle) -> Any:
         self.kept.permits.pop(settlement.permit.id, None)
+        for pause in settlement.pauses:
+            self.kept.pauses.begin(pause)
         if settlement.states is None:
             return None
         deadline_ms, reason = settlement.states
@@ -118,9 +142,16 @@ class Gate(TrioActor):
         if answer.error is not None:
             reply_.set_exception(answer.error)
         elif isinstance(message, Admit):
-            self._admit(message, answer.value, reply_)
+            self._admit(message, self._paused(message.model, answer.value), reply_)
+        elif isinstance(message, Peek):
+            reply_.set(self._paused(message.model, answer.value))
         else:
             reply_.set(answer.value)
+
+    def _paused(self, model: str, wait: Deferral | None) -> Deferral | None:
+        """What holds a call to a model: its wait, or what pauses the whole agent."""
+        pause = self.kept.pauses.binding(self._clock.now_ms())
+        return longest(self._agent, model, wait, pause)
 
     def _admit(self, message: Admit, deferral: Deferral | None, reply: Reply) -> None:
         """Give a permit, or say why not. Whoever gave up asking takes none."""

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from abeyance.actors.providers.port import Permit
 from abeyance.storage.store import Request
 
+from .pauses import Pause
 from .wait_book import ProviderWait
 
 # -- to the journal --------------------------------------------------------------------------
@@ -105,12 +106,26 @@ class Peek(NamedTuple):
 class Settle(NamedTuple):
     """Ask: return a permit with the call's outcome.
 
-    `states` is a (deadline_ms or None, reason) to record, or None. Answers a `WaitReceipt` or None.
+    `states` is a (deadline_ms or None, reason) to record, or None; `pauses` bind the whole agent at
+    once. Answers a `WaitReceipt` or None.
     """
 
     permit: Permit
     outcome: Literal["succeeded", "failed", "unknown"]
     states: tuple[int | None, str] | None = None
+    pauses: tuple[Pause, ...] = ()
+
+
+class BeginPause(NamedTuple):
+    """Tell: no call of this agent before the pause's end."""
+
+    pause: Pause
+
+
+class LiftPauses(NamedTuple):
+    """Tell: waits of a model (None: of every model) were released; shorten what they lengthened."""
+
+    model: str | None
 
 
 class WatchHolder(NamedTuple):

@@ -9,6 +9,7 @@ from abeyance.actors.providers.port import Provider
 
 from .errors import InvalidSpecError
 from .ingress import check_name
+from .policy import ErrorPolicy, Pacing, ProviderHold
 from .tools import Tool, check_tools
 from .turn import TurnSettings
 
@@ -25,6 +26,10 @@ class AgentSpec:
         tools: The functions its model may call.
         rounds_max: Requests one turn may make before it fails.
         output_tokens_max: The bound of one reply, in tokens.
+        error_policy: What becomes of a failure that is worth retrying and states no wait. None
+            tries four times with growing pauses of up to a minute.
+        provider_hold: The host's own word on a failed call: how long the agent makes none. Or None.
+        pacing: How long the agent pauses where an organisation's usage grew too fast.
     """
 
     name: str
@@ -34,6 +39,9 @@ class AgentSpec:
     tools: Sequence[Tool] = field(default_factory=tuple)
     rounds_max: int = 100
     output_tokens_max: int = 4096
+    error_policy: ErrorPolicy | None = None
+    provider_hold: ProviderHold | None = None
+    pacing: Pacing = field(default_factory=Pacing)
 
 
 def check_spec(spec: object) -> TurnSettings:
@@ -56,6 +64,13 @@ def check_spec(spec: object) -> TurnSettings:
         value = getattr(spec, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise InvalidSpecError(name, "must be a whole number of at least 1")
+    decide = getattr(spec.error_policy, "decide", None)
+    if spec.error_policy is not None and not callable(decide):
+        raise InvalidSpecError("error_policy.decide", "must be a function of a CallFailure")
+    if spec.provider_hold is not None and not callable(spec.provider_hold):
+        raise InvalidSpecError("provider_hold", "must be a function of a CallFailure, or None")
+    if not isinstance(spec.pacing, Pacing):
+        raise InvalidSpecError("pacing", f"must be a Pacing, not {type(spec.pacing).__name__}")
     return TurnSettings(
         name=spec.name,
         provider=spec.provider,
@@ -64,4 +79,7 @@ def check_spec(spec: object) -> TurnSettings:
         tools=check_tools(spec.tools),
         rounds_max=spec.rounds_max,
         output_tokens_max=spec.output_tokens_max,
+        error_policy=spec.error_policy,
+        provider_hold=spec.provider_hold,
+        pacing=spec.pacing,
     )

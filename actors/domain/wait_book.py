@@ -13,7 +13,7 @@ Read by anyone on the loop thread; written by the ledger actor only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from abeyance.actors.core.clock import Clock
 from abeyance.storage.errors import UnreadableRecordError
@@ -24,6 +24,9 @@ from abeyance.storage.tables.waits import Wait, WaitReleased
 from .limits import RECHECK_MS as RECHECK_MS
 
 UNREADABLE_ACT: Final = "unreadable"
+
+
+HoldCause: TypeAlias = Literal["wait", "unreadable", "quota", "cooldown", "host", "account"]
 
 
 class ProviderWait(NamedTuple):
@@ -44,7 +47,7 @@ class Deferral(NamedTuple):
     model: str
     deadline_ms: int | None
     reason: str
-    cause: Literal["wait", "unreadable", "quota"]
+    cause: HoldCause
 
 
 class WaitAct:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
@@ -34,6 +35,12 @@ _TYPED_WAITS_MS = {
     "next_retry_delay": 1_000,
 }
 """The attributes a typed error states a wait in, and their unit."""
+_ACCELERATION = re.compile(
+    r"\b(?:maximum[ ]usage[ ]increase[ ]rate|acceleration[ ](?:rate[ ])?limits?)\b",
+    re.IGNORECASE | re.VERBOSE,
+)
+"""What is said of an organisation whose usage grows too fast, whichever model it asked."""
+_ACCELERATION_CHARS_MAX = 4_000
 _ERRORS_MAX = 200
 _DEPTH_MAX = 20
 MESSAGE_CHARS_MAX = 300
@@ -119,7 +126,14 @@ def _failure(
         stated=stated,
         sent=True,
         said=words,
+        acceleration=_is_acceleration(status, stated, message),
     )
+
+
+def _is_acceleration(status: int | None, stated: StatedWait | None, message: str) -> bool:
+    """Whether a limit is on how fast usage grows. Words count only where something is limited."""
+    limited = status == 429 or (stated is not None and stated.kind is WaitKind.RATE_LIMITED)
+    return limited and _ACCELERATION.search(message[:_ACCELERATION_CHARS_MAX]) is not None
 
 
 def _named(status: int | None, stated: StatedWait | None) -> str:

@@ -114,7 +114,8 @@ class ProviderError(AbeyanceError):
 
     Attributes: `retryable`; `status` (HTTP status or None); `stated` (a `StatedWait` or None);
     `sent` (False where the request surely did not leave); `said` (the provider's own words,
-    bounded and on one line, or nothing).
+    bounded and on one line, or nothing); `acceleration` (True where what is limited is how fast
+    an organisation's usage grows: it concerns every model, and what was stated may be nothing).
     """
 
     code: ClassVar[str] = "provider_failed"
@@ -124,6 +125,7 @@ class ProviderError(AbeyanceError):
     stated: StatedWait | None
     sent: bool
     said: str
+    acceleration: bool
 
     def __init__(
         self,
@@ -135,9 +137,16 @@ class ProviderError(AbeyanceError):
         stated: StatedWait | None = None,
         sent: bool = True,
         said: str = "",
+        acceleration: bool = False,
     ) -> None:
         super().__init__(
-            text, retryable=retryable, status=status, stated=stated, sent=sent, said=said
+            text,
+            retryable=retryable,
+            status=status,
+            stated=stated,
+            sent=sent,
+            said=said,
+            acceleration=acceleration,
         )
 
 

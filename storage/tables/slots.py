@@ -111,11 +111,14 @@ class Wake(Record, frozen=True, kw_only=True):
 
 
 class Held(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What stops a held turn. The instant is read from the wait it names, never copied."""
+    """What stops a held turn. The instant is read from the wait it names, never copied.
+
+    Of `cooldown` and `host` nothing else is stored: they are over with their process.
+    """
 
     agent: Name
     model: Name
-    cause: Literal["wait", "quota"]
+    cause: Literal["wait", "quota", "cooldown", "host"]
 
 
 class Head(Record, frozen=True, kw_only=True):

@@ -62,9 +62,10 @@ async def test_events_tell_of_a_wait_its_hold_and_what_ended_it(
         deadline_ms = world.rows("waits")[0].deadline_ms
         await runtime.release_provider_wait("ana", requester="ops")
         await ana.wait_idle()
-        seen = [await anext(looking) for _ in range(7)]
+        seen = [await anext(looking) for _ in range(8)]
     assert [event.kind for event in seen if event.kind != "wait_released"] == [
-        "turn_started", "wait_recorded", "hold_began", "hold_ended", "turn_started", "turn_ended",
+        "turn_started", "wait_recorded", "turn_ended", "hold_began",
+        "hold_ended", "turn_started", "turn_ended",
     ]  # fmt: skip
     recorded = next(event for event in seen if isinstance(event, WaitRecorded))
     assert (recorded.agent, recorded.model, recorded.deadline_ms) == ("ana", "m", deadline_ms)

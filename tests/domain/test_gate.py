@@ -34,7 +34,7 @@ from abeyance.actors.domain.protocol import (
 )
 from abeyance.actors.domain.wait_book import Deferral
 from abeyance.actors.providers.port import Permit, PermitError, permitted, use_permit
-from abeyance.actors.testing import call_tool, reply
+from abeyance.actors.testing import WallClock, call_tool, reply
 
 from .world import Stop, World, shown, until
 
@@ -121,7 +121,9 @@ async def trial(restart: Any = "permanent") -> AsyncIterator[Trial]:
                 id="group",
                 children=(
                     ChildSpec("ledger", FakeLedger, (book,)),
-                    ChildSpec("gate", Gate, lambda refs: ("ana", refs["ledger"], book)),
+                    ChildSpec(
+                        "gate", Gate, lambda refs: ("ana", refs["ledger"], book, WallClock())
+                    ),
                     ChildSpec("holder", Holder, lambda refs: (refs["gate"],), restart=restart),
                 ),
             )

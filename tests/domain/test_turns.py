@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 import trio
 from trio.testing import MockClock
 
-from abeyance.actors.core import Answer
 from abeyance.actors.domain.gate import Gate as GateActor
 from abeyance.actors.providers.port import ProviderError, ProviderStalledError
 from abeyance.actors.testing import Gate, call_tool, fail, raise_, reply, stall
@@ -386,17 +386,17 @@ async def test_a_provider_error_marks_its_call_as_sent_only_where_it_was(
 async def test_a_turn_that_was_told_to_end_while_it_was_admitted_makes_no_call(
     world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer = GateActor.on_answer
+    admit = GateActor._admit
 
-    def admit_and_end(gate: GateActor, given: Answer) -> None:
-        answer(gate, given)
+    def admit_and_end(gate: GateActor, *asked: Any) -> None:
+        admit(gate, *asked)
         # The turn has its permit and has not run since; now it is told to end.
         agent = world.ref("agent")._cell.actor
         agent.kept.stopping = True
         agent._turn_scope.cancel()
 
     async with world.open():
-        monkeypatch.setattr(GateActor, "on_answer", admit_and_end)
+        monkeypatch.setattr(GateActor, "_admit", admit_and_end)
         ana = await world.add([reply("never")])
         await ana.send("go")
         await until(lambda: bool(world.turns()) and world.turns()[0].state == "cancelled")

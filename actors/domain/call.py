@@ -1,0 +1,169 @@
+"""One turn's provider calls: admission, the call, its settlement, and what a failure leads to.
+
+Invariants:
+    I1  No provider call without a permit, and the permit is asked for last, after the compile.
+    I2  However a call ends, its permit is settled; the wait it stated is recorded, and what pauses
+        the agent binds, before anything else comes of it.
+    I3  A pause of at most `RETRY_IN_TURN_S_MAX` is waited out with the slot; a longer
+        one is a hold.
+
+Runs in: the turn's task.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import trio
+
+from abeyance.actors.core.errors import ActorDeadError
+from abeyance.actors.providers.port import ModelReply, ModelRequest, Permit, permitted
+from abeyance.storage.crashpoints import crashpoint, declare
+
+from .pauses import longest
+from .policy import GiveUp
+from .protocol import Admit, BeginPause, Settle
+from .verdict import Streak, Verdict, decide, judge, policy_pause
+from .wait_book import Deferral
+
+if TYPE_CHECKING:
+    from .turn import TurnSeams, TurnSettings
+
+RETRY_IN_TURN_S_MAX: Final = 60.0
+"""The longest pause that a turn spends with its slot, and with everybody who waits for it."""
+
+declare("turn.after_wait", "a stated wait is recorded and its turn is not held yet")
+
+
+class Failed(NamedTuple):
+    """The turn cannot go on; the marker that its transcript gets."""
+
+    text: str
+
+
+class Calls:
+    """The calls of one life of a turn."""
+
+    def __init__(
+        self, settings: TurnSettings, seams: TurnSeams, streak: Streak, failures: int
+    ) -> None:
+        self.failures = failures
+        self.sent = False
+        """Whether the request of the round in progress may have reached the wire."""
+        self.awaits_release = False
+        """A hold without a record is on its way: the next release that names its model ends it."""
+        self._settings = settings
+        self._seams = seams
+        self._streak = streak
+
+    async def reply(self, request: ModelRequest) -> ModelReply | Deferral | Failed:
+        """Make calls until one is answered.
+
+        A checkpoint. Cancelled: a call that is out is abandoned, its permit settled as unknown; a
+        pause ends, and no further call is made.
+
+        Returns:
+            The reply; or what holds the call, which is recorded or binds the gate; or why it is
+            final.
+        """
+        while True:
+            outcome = await self._call_once(request)
+            if not isinstance(outcome, Verdict):
+                return outcome
+            pause_s = self._pause_s(outcome)
+            if not isinstance(pause_s, float):
+                return pause_s
+            await trio.sleep(pause_s)
+
+    async def _call_once(self, request: ModelRequest) -> ModelReply | Deferral | Failed | Verdict:
+        settings, gate = self._settings, self._seams.gate
+        asked = gate.ask(Admit(request.model, "turn"))
+        try:
+            admission = await asked
+        except BaseException:
+            # The gate may have admitted it, or still will: nobody is left to settle that permit.
+            asked.on_done(lambda: _give_back(asked, gate))
+            raise
+        if isinstance(admission, Deferral):
+            return admission
+        permit: Permit = admission
+        try:
+            # A turn that was told to end while it asked makes no call.
+            await trio.lowlevel.checkpoint_if_cancelled()
+            with permitted(permit):
+                reply = await settings.provider.call(request, _look_away)
+        except Exception as error:  # noqa: BLE001 - judged, settled, and told on from there.
+            return await self._failed(permit, error)
+        except BaseException:
+            self.sent = permit.used
+            gate.tell(Settle(permit, "unknown"))
+            raise
+        gate.tell(Settle(permit, "succeeded"))
+        self._streak.clear()
+        return reply
+
+    async def _failed(self, permit: Permit, error: Exception) -> Deferral | Failed | Verdict:
+        """Settle the permit with what was stated; return where a policy is to decide."""
+        self.failures += 1
+        settings = self._settings
+        verdict = judge(
+            error,
+            permit,
+            purpose="turn",
+            failures=self.failures,
+            streak=self._streak,
+            pacing=settings.pacing,
+            provider_hold=settings.provider_hold,
+            now_ms=self._seams.clock.now_ms(),
+        )
+        self.sent = verdict.failure.error.sent
+        # Cancelled here, the settlement is in the gate's mailbox all the same.
+        settlement = Settle(permit, "failed", verdict.states, verdict.pauses)
+        receipt = await self._seams.gate.ask(settlement)
+        binding = None if receipt is None else receipt.binding
+        agent, model = permit.agent, permit.model
+        held = None
+        if binding is not None:
+            held = Deferral(agent, model, binding.deadline_ms, binding.reason, "wait")
+        for pause in verdict.pauses:
+            held = longest(agent, model, held, pause)
+        if held is not None and verdict.can_wait:
+            crashpoint("turn.after_wait")
+            return held
+        if verdict.quota_is_unknown:
+            self.awaits_release = True
+            return Deferral(agent, model, None, verdict.text, "quota")
+        if not verdict.failure.error.retryable:
+            return Failed(f"this turn failed: {verdict.text}")
+        return verdict
+
+    def _pause_s(self, verdict: Verdict) -> float | Deferral | Failed:
+        """Ask the policy. What a turn should not wait out with its slot is a hold instead."""
+        failure, text = verdict.failure, verdict.text
+        self._streak.failed += 1
+        decision = decide(self._settings.error_policy, failure, self._streak)
+        if isinstance(decision, GiveUp):
+            return Failed(f"this turn failed: {text}")
+        if decision.after_s <= RETRY_IN_TURN_S_MAX:
+            return float(decision.after_s)
+        pause = policy_pause(failure, decision.after_s, text)
+        self._seams.gate.tell(BeginPause(pause))
+        held = longest(failure.agent, failure.model, None, pause)
+        assert held is not None
+        return held
+
+
+def _look_away(delta: object) -> None:
+    """Deltas are for looking; nobody looks yet."""
+
+
+def _give_back(asked: Any, gate: Any) -> None:
+    """Return the permit of an admission that nobody waits for any more."""
+    try:
+        admission = asked.get()
+    except Exception:  # noqa: BLE001 - not admitted, so there is nothing to return.
+        return
+    if isinstance(admission, Permit):
+        with suppress(ActorDeadError):  # The gate has ended, and its permits with it.
+            gate.tell(Settle(admission, "unknown"))
