@@ -20,6 +20,7 @@ from .core import (
     TrioActor,
     TrioFuture,
 )
+from .domain.alert_book import Alert, AlertNotDeliveredError, AlertSink
 from .domain.archive_book import ArchivedMessage
 from .domain.policy import (
     Backoff,
@@ -48,6 +49,9 @@ __all__ = [
     "AgentHandle",
     "AgentSpec",
     "AgentStatus",
+    "Alert",
+    "AlertNotDeliveredError",
+    "AlertSink",
     "ArchivedMessage",
     "Backoff",
     "CallFailure",

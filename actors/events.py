@@ -22,6 +22,7 @@ from .core import (
 )
 from .domain.events import (
     AgentEvent,
+    AlertRaised,
     CommitOverdue,
     HoldBegan,
     HoldEnded,
@@ -39,6 +40,7 @@ __all__ = [
     "ActorStarted",
     "ActorStopped",
     "AgentEvent",
+    "AlertRaised",
     "CommitOverdue",
     "Event",
     "EventsDropped",

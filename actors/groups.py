@@ -22,6 +22,7 @@ from abeyance.storage.tables.agents import Agent as AgentRecord
 from .core import ActorSystem, ChildSpec, Supervisor, SupervisorSpec
 from .core.clock import Clock
 from .domain.agent import Agent, AgentView
+from .domain.alert_book import AlertDesk
 from .domain.errors import AgentOwnedElsewhereError
 from .domain.gate import Gate
 from .domain.slot import Slot, SlotView
@@ -44,6 +45,7 @@ class Groups:
         runner: ToolRunner,
         clock: Clock,
         waits: WaitBook,
+        desk: AlertDesk,
     ) -> None:
         self._system = system
         self._root = root
@@ -53,6 +55,7 @@ class Groups:
         self._runner = runner
         self._clock = clock
         self._waits = waits
+        self._desk = desk
         self._journal = root.refs["journal"]
         self._ledger = root.refs["ledger"]
         self._alarm = root.refs["alarm"]
@@ -100,7 +103,8 @@ class Groups:
                 return
 
     async def start(self, settings: TurnSettings) -> Member:
-        name, slot_view, parking = settings.name, SlotView(), Parking()
+        name, slot_view = settings.name, SlotView()
+        parking = Parking(lambda error: self._desk.parked(name, error))
         slot_spec = ChildSpec(
             "slot",
             Slot,
@@ -141,6 +145,7 @@ class Groups:
                 store=self._store,
                 runner=self._runner,
                 clock=self._clock,
+                alerts=self._desk,
             )
             return (settings, seams, self._alarm, self._ledger, agent_view)
 

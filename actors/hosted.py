@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import trio
 from trio.lowlevel import in_trio_run
@@ -21,6 +21,7 @@ from .core.clock import Clock, SystemClock
 from .core.errors import ActorDeadError, WouldDeadlockError
 from .core.events import CAPACITY, Subscription
 from .core.tree import DEPTH, NODES, WIDTH, TreeNode
+from .domain.alert_book import Alert, AlertSink
 from .domain.archive_book import ArchivedMessage
 from .domain.asks import ASKS
 from .domain.errors import RuntimeClosedError
@@ -34,6 +35,9 @@ from .opening import StoreFaults, open_runtime
 from .runtime import Runtime
 from .status import RuntimeStatus
 
+if TYPE_CHECKING:
+    from .ops.webhook import Webhook
+
 
 class HostedRuntime:
     """`with HostedRuntime("state/") as host:` opens a runtime in a thread named `abeyance-runtime`.
@@ -46,6 +50,8 @@ class HostedRuntime:
         control: Whether to serve the control socket.
         faults: What a test makes go wrong (`abeyance.actors.testing.Faults`).
         trio_clock: What measures durations in place of the machine's clock, for tests.
+        webhook: Where alerts are posted to, as for `open_runtime`.
+        alert_sinks: Where else alerts are taken to. They run on the runtime's loop.
     """
 
     def __init__(
@@ -56,7 +62,11 @@ class HostedRuntime:
         control: bool = True,
         faults: StoreFaults | None = None,
         trio_clock: trio.abc.Clock | None = None,
+        webhook: Webhook | str | None = None,
+        alert_sinks: Sequence[AlertSink] = (),
     ) -> None:
+        self._webhook = webhook
+        self._alert_sinks = tuple(alert_sinks)
         self._faults = faults
         self._trio_clock = trio_clock
         self._directory = directory
@@ -145,6 +155,8 @@ class HostedRuntime:
                 control=self._control,
                 system=host.system,
                 faults=self._faults,
+                webhook=self._webhook,
+                alert_sinks=self._alert_sinks,
             ) as runtime:
                 self._opened.set(runtime)
                 await self._stop.wait()
@@ -215,6 +227,15 @@ class HostedRuntime:
             return await runtime.release_provider_wait(agent, model, requester=requester)
 
         return self._call(release, block)
+
+    def alerts(self, *, after: int | None = None, limit: int = 100) -> tuple[Alert, ...]:
+        """What operators were told of. As `Runtime.alerts`."""
+
+        async def read(runtime: Runtime) -> tuple[Alert, ...]:
+            return runtime.alerts(after=after, limit=limit)
+
+        found: tuple[Alert, ...] = self._call(read, True)
+        return found
 
     def dead_letters(
         self, *, before: int | None = None, limit: int = 100

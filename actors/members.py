@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +18,14 @@ from .status import AgentStatus, HeldStatus
 
 
 class Parking:
-    """Cuts off who waits for an agent when one of its groups parks: nobody would answer."""
+    """Cuts off who waits for an agent when one of its groups parks: nobody would answer.
 
-    def __init__(self) -> None:
+    Args:
+        told: Told of the error that a group parked with.
+    """
+
+    def __init__(self, told: Callable[[BaseException], object]) -> None:
+        self._told = told
         self._waiting: set[trio.CancelScope] = set()
 
     @contextmanager
@@ -33,8 +38,9 @@ class Parking:
             finally:
                 self._waiting.discard(scope)
 
-    def park(self, *_parked: object) -> None:
+    def park(self, _parked: object, error: BaseException) -> None:
         """A group parked."""
+        self._told(error)
         for scope in self._waiting:
             scope.cancel()
 

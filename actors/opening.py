@@ -7,11 +7,12 @@ host's block ended with.
 from __future__ import annotations
 
 import os
+import re
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 
@@ -21,10 +22,15 @@ from abeyance.storage.ownership import Ownership
 from .core import ActorSystem, AskTable
 from .core.clock import Clock, SystemClock
 from .core.ports import FaultHooks
+from .domain.alert_book import AlertSink
 from .domain.asks import ASKS
 from .domain.errors import InvalidSpecError
 from .ops.control import serve_control
+from .ops.failures_log import FailuresLog
 from .runtime import Runtime
+
+if TYPE_CHECKING:
+    from .ops.webhook import Webhook
 
 
 class StoreFaults(FaultHooks, Protocol):
@@ -42,6 +48,8 @@ async def open_runtime(
     control: bool = True,
     system: ActorSystem | None = None,
     faults: StoreFaults | None = None,
+    webhook: Webhook | str | None = None,
+    alert_sinks: Sequence[AlertSink] = (),
 ) -> AsyncIterator[Runtime]:
     """Open a runtime on a state directory; it is created, mode 0700, where it is not there.
 
@@ -56,9 +64,12 @@ async def open_runtime(
             have no deadline of their own (`ask_timeout_s=None`).
         faults: What a test makes go wrong (`abeyance.actors.testing.Faults`); a `system` that is
             handed in must have the same.
+        webhook: Where alerts are posted to, beside the failures log and the events: a URL, or a
+            `Webhook` with headers and a time limit.
+        alert_sinks: Where else alerts are taken to.
     Raises:
-        InvalidSpecError: The system's asks have a deadline, or it has other faults; nothing was
-            opened.
+        InvalidSpecError: The system's asks have a deadline, or it has other faults; the webhook or
+            a sink is malformed; nothing was opened.
         StorageError: The directory is not a store that can be opened here; each kind says why and
             what to do. Nothing was changed.
         StoreLostError: The writer died for good while the runtime was open; raised at the end.
@@ -72,6 +83,7 @@ async def open_runtime(
         raise InvalidSpecError("system.faults", "must be the faults that open_runtime gets")
     wall = clock if clock is not None else SystemClock()
     # Absolute, so that a later chdir moves nothing and a status says where it is.
+    sinks = _sinks(webhook, alert_sinks)
     path = Path(directory).absolute()  # noqa: ASYNC240 - asks for the working directory only.
     store = LmdbStore.open(path, clock_ms=wall.now_ms)
     try:
@@ -80,7 +92,7 @@ async def open_runtime(
             ownership.forget_dead()
             runs = system if system is not None else _new_system(wall, faults)
             written = store if faults is None else faults.store(store)
-            runtime = Runtime(path, written, ownership, runs, wall)
+            runtime = Runtime(path, written, ownership, runs, wall, (FailuresLog(path), *sinks))
             try:
                 runtime._counts.take_over(ownership.is_alive)
                 async with _open(runtime, control=control, enter=system is None):
@@ -91,6 +103,27 @@ async def open_runtime(
             ownership.close()
     finally:
         store.close()
+
+
+def _sinks(webhook: Webhook | str | None, others: Sequence[AlertSink]) -> list[AlertSink]:
+    sinks: list[AlertSink] = []
+    if webhook is not None:
+        from .ops.webhook import WebhookSink  # Who posts nothing need not load what would.
+
+        sinks.append(WebhookSink(webhook))
+    names = {FailuresLog.name, "webhook"}
+    for place, sink in enumerate(others):
+        name = getattr(sink, "name", None)
+        if not isinstance(name, str) or not re.fullmatch("[a-z0-9_-]{1,64}", name) or name in names:
+            raise InvalidSpecError(
+                f"alert_sinks[{place}].name",
+                "must be 1 to 64 of a-z, 0-9, - and _, and no other sink's",
+            )
+        if not callable(getattr(sink, "deliver", None)):
+            raise InvalidSpecError(f"alert_sinks[{place}].deliver", "must be an async function")
+        names.add(name)
+        sinks.append(sink)
+    return sinks
 
 
 def _new_system(clock: Clock, faults: StoreFaults | None) -> ActorSystem:

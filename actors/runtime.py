@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import socket
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -29,6 +29,15 @@ from .core.reminders import MemoryReminders
 from .core.tree import DEPTH, NODES, WIDTH, TreeNode
 from .domain.agent import Agent, StopTurns
 from .domain.alarm import Alarm
+from .domain.alert_book import NAME as ALERTS
+from .domain.alert_book import (
+    Alert,
+    AlertDesk,
+    AlertSink,
+    check_after,
+    read_alerts,
+)
+from .domain.alerts import Alerts, AlertsKept
 from .domain.archive import Archive
 from .domain.archive_book import NAME as ARCHIVE
 from .domain.archive_book import ArchiveBook, ArchivedMessage, Kind
@@ -69,6 +78,7 @@ class Runtime:
         ownership: Ownership,
         system: ActorSystem,
         clock: Clock,
+        sinks: Sequence[AlertSink] = (),
     ) -> None:
         self.directory = directory
         self.clock = clock
@@ -82,6 +92,9 @@ class Runtime:
         self._rings = WaitRings()
         self._commits = CommitFigures()
         self._waits = WaitBook(store, clock)
+        self._sinks = tuple(sinks)
+        self._desk = AlertDesk(store.nonce)
+        self._waits.episodes.watcher = self._desk
         self._archive = ArchiveBook(store, system)
         self._counts = DurableCounts(store, clock, self._archive.forget_delivery)
         self._closed = False
@@ -133,6 +146,32 @@ class Runtime:
             SupervisorSpec(id="slots", children=(), on_exhausted="park"), parent=root
         )
         self._root = root
+        # A group of its own, that parks: whatever becomes of alerts, waits and turns go on.
+        alerting = await system.start_supervisor(
+            SupervisorSpec(
+                id=ALERTS,
+                children=(
+                    ChildSpec(
+                        ALERTS,
+                        Alerts,
+                        (
+                            store,
+                            root.refs["journal"],
+                            clock,
+                            self._waits,
+                            self._sinks,
+                            self._ownership.is_alive,
+                            str(self.directory),
+                        ),
+                        name=ALERTS,
+                    ),
+                ),
+                on_exhausted="park",
+            ),
+            parent=root,
+        )
+        self._alerts: TrioActorRef[Alerts] = alerting.refs[ALERTS]
+        self._desk.attach(self._alerts)
         self._journal: TrioActorRef[Journal] = root.refs["journal"]
         self._ledger: TrioActorRef[Ledger] = root.refs["ledger"]
         self._archive.attach(root.refs[ARCHIVE])
@@ -142,7 +181,15 @@ class Runtime:
             system.reminders.started(name)
         self._runner = ToolRunner(bodies, store, self._journal, clock)
         self._groups = Groups(
-            system, root, slots, store, self._ownership, self._runner, clock, self._waits
+            system,
+            root,
+            slots,
+            store,
+            self._ownership,
+            self._runner,
+            clock,
+            self._waits,
+            self._desk,
         )
 
     # -- agents ------------------------------------------------------------------------------
@@ -278,6 +325,21 @@ class Runtime:
                 host=host,
             )
 
+    def alerts(self, *, after: int | None = None, limit: int = 100) -> tuple[Alert, ...]:
+        """What operators were told of, oldest first; earlier runs' included.
+
+        Not a checkpoint. One that the store could not take yet is not among them.
+
+        Args:
+            after: Only those with a greater number. None: the newest.
+            limit: 1 to 1,000.
+        Raises:
+            InvalidInputError: Names the argument that is out of its bounds.
+        """
+        self._check_open()
+        check_after(after, limit)
+        return tuple(read_alerts(self._store, after=after, limit=limit))
+
     # -- what was not handled ----------------------------------------------------------------
 
     def dead_letters(
@@ -376,7 +438,12 @@ class Runtime:
             requests=self._commits.requests,
             commits=self._commits.cumulated(),
             commits_s=self._commits.sum_s,
+            alert_sinks=self._alerts_kept().figures(),
         )
+
+    def _alerts_kept(self) -> AlertsKept:
+        kept: AlertsKept = self._alerts._cell.kept
+        return kept
 
     def tree(
         self, *, depth_max: int = DEPTH, width_max: int = WIDTH, nodes_max: int = NODES

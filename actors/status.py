@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from .domain.alert_book import SinkFigures
 from .domain.wait_book import HoldCause, ProviderWait
 
 
@@ -46,6 +47,7 @@ class RuntimeStatistics:
         requests: How many requests were handed to the store.
         commits: How many batches took at most so many seconds, from short to any, cumulated.
         commits_s: How long they took together, in seconds.
+        alert_sinks: What each sink of alerts was given.
     """
 
     agents: dict[str, int]
@@ -56,6 +58,7 @@ class RuntimeStatistics:
     requests: int
     commits: tuple[tuple[float, int], ...]
     commits_s: float
+    alert_sinks: tuple[SinkFigures, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ FAMILIES = (
         "Ambiguous",
         "unknown until it is reconciled",
         "the runtime reconciles what it asked itself; a caller looks, or asks again what may happen twice",
-        "OutcomeUnknownError HostSilentError ReleaseContestedError RefusedByHostError",
+        "OutcomeUnknownError AlertNotDeliveredError HostSilentError ReleaseContestedError RefusedByHostError",
     ),
     _family(
         "Unreadable",

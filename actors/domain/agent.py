@@ -25,6 +25,7 @@ from abeyance.actors.core import LATER, Answer, Reply, TrioActor
 from abeyance.storage.tables.slots import Turn
 
 from . import events
+from .alert_book import LookAtAgent
 from .errors import OwnershipLostError
 from .persistence import PAUSE_MAX_S, may_land_later
 from .protocol import (
@@ -115,6 +116,9 @@ class Agent(TrioActor):
         seams.gate.tell(WatchHolder(self.actor_ref))
         seams.slot.tell(AttachAgent(name, self.actor_ref))
         self._ledger.tell(AttachToWaits(name, self.actor_ref))
+        if seams.alerts is not None:
+            # A process, or an actor, may have died between a hold and the alert of it.
+            seams.alerts.tell(LookAtAgent(name))
         if self.kept.stopping:
             self._view.activity = "stopping"
             return
@@ -257,6 +261,9 @@ class Agent(TrioActor):
 
     def _hold(self, deferral: Deferral, turn: int | None = None) -> None:
         self._view.activity, self._view.held = "held", deferral
+        if deferral.cause == "quota" and turn is not None and self._seams.alerts is not None:
+            name, at_ms = self._settings.name, self._seams.clock.now_ms()
+            self._seams.alerts.quota(name, deferral.model, turn, deferral.reason, at_ms)
         self.emit(
             events.HoldBegan,
             agent=self._settings.name,

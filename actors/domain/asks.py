@@ -1,7 +1,7 @@
 """Who may ask whom. Asks go down only, so a chain of waiting ends; upwards there are only tells.
 
     host, runtime > agent > turn > slot, gate > ledger > journal
-                                        archive, reminders > journal
+                                archive, reminders, alerts > journal
 
 A turn is its agent's task: what it asks counts as the agent's. A test walks this table and finds
 no cycle; an ask that is not in it raises when it is sent.
@@ -19,6 +19,7 @@ ASKS: Final[dict[str, frozenset[str]]] = {
     "ledger": frozenset({"journal"}),
     "archive": frozenset({"journal"}),
     "reminders": frozenset({"journal"}),
+    "alerts": frozenset({"journal"}),
     "alarm": frozenset(),
     "journal": frozenset(),
 }

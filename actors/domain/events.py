@@ -130,6 +130,26 @@ class WaitReleased(AgentEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AlertRaised(AgentEvent):
+    """An operator should know of something; the store has it, unless it has no number yet.
+
+    Attributes:
+        alert: The alert's number. None where the store could not take it.
+        about: The alert's kind: `provider_wait` or `agent_parked`.
+        model: The model, or `*`.
+        deadline_ms: When what it tells of ends; None: not by itself.
+        text: What there is to know, and what can be done.
+    """
+
+    kind: ClassVar[str] = "alert_raised"
+    alert: int | None
+    about: str
+    model: str
+    deadline_ms: int | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CommitOverdue(Event):
     """A commit has been out for longer than `OVERDUE_S`. Once a commit.
 

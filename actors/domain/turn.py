@@ -26,6 +26,7 @@ from abeyance.storage.store import Store
 from abeyance.storage.tables.blocks import Block, TextBlock, ToolResultBlock, ToolUseBlock
 from abeyance.storage.tables.slots import Body, Held
 
+from .alert_book import AlertDesk
 from .call import Calls, Failed
 from .ingress import clean_text, new_message_id
 from .persistence import until_stored
@@ -75,6 +76,7 @@ class TurnSeams:
     store: Store
     runner: ToolRunner
     clock: Clock
+    alerts: AlertDesk | None = None
 
 
 class TurnEnded(NamedTuple):

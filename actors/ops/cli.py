@@ -28,6 +28,7 @@ from rich.console import Console
 from abeyance.actors._version import __version__
 from abeyance.actors.core.errors import AbeyanceError
 from abeyance.actors.core.tree import DEPTH, DEPTH_MAX, NODES_MAX, WIDTH, format_tree
+from abeyance.actors.domain.alert_book import check_after
 from abeyance.actors.domain.archive_book import Kind, check_number, check_page
 from abeyance.actors.domain.errors import UnknownAgentError
 from abeyance.actors.domain.ingress import check_name, clean_text
@@ -47,6 +48,8 @@ from abeyance.storage.errors import (
 from .client import ControlClient, HostForbiddenError, NoHostError
 from .protocol import (
     EVERY_MODEL,
+    AlertReport,
+    AlertsReport,
     EntriesReport,
     EntryReport,
     ReleaseReport,
@@ -59,6 +62,7 @@ from .protocol import (
 )
 from .render import (
     json_text,
+    print_alerts,
     print_check,
     print_entries,
     print_release,
@@ -133,6 +137,7 @@ class Target(Protocol):
         self, kind: Kind, *, before: int | None = None, limit: int = 100
     ) -> tuple[EntryReport, ...]: ...
     def replay(self, kind: Kind, number: int, /) -> ReplayReport: ...
+    def alerts(self, *, after: int | None = None, limit: int = 100) -> tuple[AlertReport, ...]: ...
     def close(self) -> None: ...
 
 
@@ -330,6 +335,29 @@ def _entries(
         typer.echo(json_text(EntriesReport(entries=found)))
     else:
         print_entries(_console(), kind, found, tracebacks=tracebacks)
+
+
+@app.command()
+def alerts(
+    directory: StateDir,
+    after: Annotated[
+        int | None,
+        typer.Option(metavar="ID", help="Only those with a greater number, not the newest."),
+    ] = None,
+    limit: Limit = 100,
+    as_json: AsJson = False,
+) -> None:
+    """List what operators were told of, oldest first: long holds, unreadable records, parking."""
+    check_after(after, limit)
+    target = open_target(directory)
+    try:
+        found = target.alerts(after=after, limit=limit)
+    finally:
+        target.close()
+    if as_json:
+        typer.echo(json_text(AlertsReport(alerts=found)))
+    else:
+        print_alerts(_console(), found)
 
 
 @app.command("check")

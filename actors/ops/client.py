@@ -27,6 +27,9 @@ from .address import SOCKET_NAME, socket_address
 from .protocol import (
     PROTOCOL,
     REPLY_BYTES_MAX,
+    AlertReport,
+    AlertsReport,
+    AlertsRequest,
     ControlError,
     DeadLettersRequest,
     EntriesReport,
@@ -195,6 +198,15 @@ class ControlClient:
             else QuarantineRequest(before=number, limit=limit)
         )
         return self._ask(request, EntriesReport).entries
+
+    def alerts(self, *, after: int | None = None, limit: int = 100) -> tuple[AlertReport, ...]:
+        """What operators were told of, oldest first.
+
+        Raises:
+            RefusedByHostError, HostSilentError: As they say; nothing changed.
+        """
+        request = AlertsRequest(after=msgspec.UNSET if after is None else after, limit=limit)
+        return self._ask(request, AlertsReport).alerts
 
     def replay(self, kind: Kind, number: int, *, requester: str | None = None) -> ReplayReport:
         """Have the message of a row sent to its actor again.

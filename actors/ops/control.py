@@ -36,6 +36,9 @@ from .protocol import (
     REPLY_BYTES_MAX,
     REQUEST_BYTES_MAX,
     AgentReport,
+    AlertReport,
+    AlertsReport,
+    AlertsRequest,
     ControlError,
     DeadLettersRequest,
     EntriesReport,
@@ -97,6 +100,9 @@ class Controlled(Protocol):
 
     def quarantine(self, *, before: int | None, limit: int) -> Sequence[Any]:
         """Rows that `EntryReport` mirrors, the newest first."""
+
+    def alerts(self, *, after: int | None, limit: int) -> Sequence[Any]:
+        """Rows that `AlertReport` mirrors, oldest first."""
 
     async def replay_dead_letter(self, id: int, *, requester: str) -> Any:  # noqa: A002
         """Send a dead letter's message again; the row, counted."""
@@ -250,6 +256,10 @@ class _Server:
             before = None if request.before is msgspec.UNSET else request.before
             entries = listing(before=before, limit=request.limit)
             return EntriesReport(entries=tuple(_mirror(entry, EntryReport) for entry in entries))
+        if isinstance(request, AlertsRequest):
+            after = None if request.after is msgspec.UNSET else request.after
+            alerts = self._runtime.alerts(after=after, limit=request.limit)
+            return AlertsReport(alerts=tuple(_mirror(alert, AlertReport) for alert in alerts))
         if isinstance(request, ReplayRequest):
             dead = request.kind == "dead_letter"
             replay = self._runtime.replay_dead_letter if dead else self._runtime.replay_quarantined

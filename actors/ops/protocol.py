@@ -22,6 +22,7 @@ import msgspec
 
 from abeyance.actors.core.errors import AbeyanceError
 from abeyance.actors.core.tree import DEPTH, DEPTH_MAX, NODES_MAX, WIDTH
+from abeyance.actors.domain.alert_book import check_after
 from abeyance.actors.domain.archive_book import check_number, check_page
 from abeyance.actors.domain.ingress import check_name, clean_text
 
@@ -141,6 +142,13 @@ class QuarantineRequest(_ListRequest, frozen=True, tag="quarantine"):
     """Messages whose handlers crashed past their last delivery, the newest first."""
 
 
+class AlertsRequest(_Request, frozen=True, tag="alerts"):
+    """What operators were told of, oldest first: the newest, or those behind a number."""
+
+    after: int | msgspec.UnsetType = msgspec.UNSET
+    limit: int = 100
+
+
 class ReplayRequest(_Request, frozen=True, tag="replay"):
     """Send the message of a row to its actor again."""
 
@@ -156,6 +164,7 @@ Request: TypeAlias = (
     | TreeRequest
     | DeadLettersRequest
     | QuarantineRequest
+    | AlertsRequest
     | ReplayRequest
 )
 
@@ -310,6 +319,25 @@ class EntriesReport(msgspec.Struct, frozen=True, kw_only=True):
     entries: tuple[EntryReport, ...]
 
 
+class AlertReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One alert. `deadline_ms` is None where what it tells of does not end by itself."""
+
+    id: int
+    kind: str
+    agent: str
+    model: str
+    text: str
+    deadline_ms: int | None
+    episode: str
+    at_ms: int
+
+
+class AlertsReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to `alerts`."""
+
+    alerts: tuple[AlertReport, ...]
+
+
 class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a replay sent: the row, counted."""
 
@@ -343,7 +371,16 @@ class _Envelope(msgspec.Struct, frozen=True):
 
 
 _envelopes = msgspec.json.Decoder(_Envelope)
-_VERBS: Final = ("status", "waits", "release", "tree", "dead-letters", "quarantine", "replay")
+_VERBS: Final = (
+    "status",
+    "waits",
+    "release",
+    "tree",
+    "dead-letters",
+    "quarantine",
+    "alerts",
+    "replay",
+)
 
 
 def read_request(line: bytes) -> Request:
@@ -403,6 +440,8 @@ def _check_names(request: Request) -> None:
         check_name(request.scope, "model", reserved=False)
     if isinstance(request, _ListRequest):
         check_page(None if request.before is msgspec.UNSET else request.before, request.limit)
+    if isinstance(request, AlertsRequest):
+        check_after(None if request.after is msgspec.UNSET else request.after, request.limit)
     if isinstance(request, ReplayRequest):
         check_number(request.id, "id")
 

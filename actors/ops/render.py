@@ -20,6 +20,7 @@ from abeyance.actors.domain.ingress import clean_text
 from .instants import duration_text, ends_text, local_text
 from .protocol import (
     AgentReport,
+    AlertReport,
     CheckReport,
     EntryReport,
     ReleaseReport,
@@ -157,6 +158,18 @@ def print_check(console: Console, report: CheckReport) -> None:
                 "before you act on a dangling row."
             )
         )
+
+
+def print_alerts(console: Console, alerts: tuple[AlertReport, ...]) -> None:
+    """Print alerts, each as a head and the text, whose command can be copied from one line."""
+    if not alerts:
+        console.print("No alerts.")
+    for alert in alerts:
+        head = (
+            f"{alert.id}  {local_text(alert.at_ms)}  {alert.kind}  {alert.agent} on {alert.model}"
+        )
+        console.print(Text(head, style="bold"))
+        console.print(Text(f"  {alert.text}"), soft_wrap=True)
 
 
 def print_release(console: Console, agent: str, report: ReleaseReport) -> None:

@@ -19,6 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
+from abeyance.actors.domain.alert_book import Alert, check_after, read_alerts
 from abeyance.actors.domain.archive_book import Kind, check_number, check_page, read_archive
 from abeyance.actors.domain.errors import AgentOwnedElsewhereError, UnknownAgentError
 from abeyance.actors.domain.wait_book import ProviderWait, WaitBook
@@ -35,6 +36,7 @@ from abeyance.storage.tables.waits import LogLine, WaitReleased
 from .client import this_requester
 from .protocol import (
     AgentReport,
+    AlertReport,
     CheckReport,
     ControlError,
     EntryReport,
@@ -145,6 +147,16 @@ class StoppedStore:
         check_page(before, limit)
         found = read_archive(self._store, kind, before=before, limit=limit)
         return tuple(EntryReport(**asdict(entry)) for entry in found)
+
+    def alerts(self, *, after: int | None = None, limit: int = 100) -> tuple[AlertReport, ...]:
+        """What operators were told of, oldest first.
+
+        Raises:
+            InvalidInputError: An argument is out of its bounds.
+        """
+        check_after(after, limit)
+        found = read_alerts(self._store, after=after, limit=limit)
+        return tuple(_mirror_alert(alert) for alert in found)
 
     def replay(self, kind: Kind, number: int) -> ReplayReport:
         """Refuse: the actor that the message is for runs in a host.
@@ -324,6 +336,11 @@ class StoppedStore:
             pid=pid,
             host=host,
         )
+
+
+def _mirror_alert(alert: Alert) -> AlertReport:
+    assert alert.id is not None
+    return AlertReport(**alert.as_json())
 
 
 def _record(row: Any) -> Any:

@@ -62,6 +62,7 @@ async def test_each_actor_of_a_runtime_has_the_role_the_table_knows(
             "archive": "archive",
             "ledger": "ledger",
             "reminders": "reminders",
+            "alerts": "alerts",
             "alarm": "alarm",
             "slot:ana": "slot",
             "gate:ana": "gate",

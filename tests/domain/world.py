@@ -127,8 +127,9 @@ class World:
         self.providers: list[WitnessedProvider] = []
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[Runtime]:
-        async with open_runtime(self.directory, clock=self.clock, control=False) as runtime:
+    async def open(self, **options: Any) -> AsyncIterator[Runtime]:
+        options = {"clock": self.clock, "control": False, **options}
+        async with open_runtime(self.directory, **options) as runtime:
             self.runtime = runtime
             yield runtime
 
@@ -152,7 +153,7 @@ class World:
 
     def ref(self, actor: str, agent: str = "ana") -> Any:
         """The ref of an actor: agent, gate or slot of an agent, or one of the runtime's own."""
-        own = actor in ("journal", "archive", "ledger", "alarm", "reminders")
+        own = actor in ("journal", "archive", "ledger", "alarm", "reminders", "alerts")
         found = self.runtime._system.find(actor if own else f"{actor}:{agent}")
         assert found is not None
         return found

@@ -1,0 +1,287 @@
+"""Alerts as data: what each says, how it is read, and the door through which one is raised.
+
+An alert tells an operator of a hold that is longer than an hour or does not end by itself, of a
+record that cannot be read, or of an agent that is parked. It changes none of them.
+
+Invariants:
+    I1  Raising one neither waits nor raises: what cannot be told to the alerts actor is counted.
+
+Runs in: the loop thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, Protocol
+
+from abeyance.actors.core import TrioActorRef
+from abeyance.actors.core.errors import AbeyanceError
+from abeyance.actors.providers.instants import render_instant
+from abeyance.storage.store import Store
+from abeyance.storage.tables.waits import ALERT_CHARS_MAX, Wait
+
+from .archive_book import NUMBER_MAX, PAGE_MAX
+from .errors import InvalidInputError
+from .ingress import clean_text
+from .limits import ALERT_PAST_MS
+
+NAME: Final = "alerts"
+EVERY: Final = "*"
+FRAMEWORK: Final = "framework"
+"""Whom an alert is addressed to that concerns every agent."""
+DIRECTORY_CHARS_MAX: Final = 500
+EPISODE_CHARS_MAX: Final = 200
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """Something an operator should know.
+
+    Attributes:
+        id: Its number, for ever; None where the store could not take it yet.
+        kind: `provider_wait` or `agent_parked`; `unreadable` for a row that cannot be trusted.
+        agent: Whom it concerns; `framework` where it concerns all.
+        model: Which model; `*` where it concerns all.
+        text: What there is to know and what can be done, in one line.
+        deadline_ms: When what it tells of ends, in epoch milliseconds; None: not by itself.
+        episode: What tells this hold, or this time that something cannot be read, from the next.
+            A receiver that is given an alert twice knows it again by this.
+        at_ms: When it was raised, in epoch milliseconds.
+    """
+
+    id: int | None
+    kind: str
+    agent: str
+    model: str
+    text: str
+    deadline_ms: int | None
+    episode: str
+    at_ms: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data, for a line of a log or a request's body."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+class AlertSink(Protocol):
+    """Where alerts are taken to."""
+
+    name: str
+    """Names what the sink was given already, across restarts: up to 64 of a-z, 0-9, `-`, `_`."""
+
+    async def deliver(self, alert: Alert) -> None:
+        """Take an alert; at least once, in the order they were raised where none failed.
+
+        Runs in a task of its own on the loop thread, which it must not block. Cancelled when its
+        time is up, or the runtime ends. What it raises is counted and logged, and after a pause it
+        is given the same alert again.
+
+        Raises:
+            AlertNotDeliveredError: With `final=True` it is not asked again.
+        """
+
+
+class AlertNotDeliveredError(AbeyanceError):
+    """A sink did not take an alert. The alert stands in the store; the hold is as it was.
+
+    Attributes: `final`, whether asking again would be of no use.
+    """
+
+    code = "alert_not_delivered"
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SinkFigures:
+    """What a sink was given.
+
+    Attributes:
+        name: The sink's.
+        delivered: Alerts it took.
+        failures: Times it failed.
+        given_up: Alerts that it never took.
+        unread: Alerts it was not offered, because too many waited for it.
+    """
+
+    name: str
+    delivered: int
+    failures: int
+    given_up: int
+    unread: int
+
+
+class RaiseAlert(NamedTuple):
+    """Tell: raise an alert, unless one was raised for the same episode."""
+
+    kind: str
+    agent: str
+    model: str
+    cause: str
+    reason: str
+    deadline_ms: int | None
+    episode: str
+
+
+class LookAtAgent(NamedTuple):
+    """Tell: raise what the records of an agent say should have been raised."""
+
+    agent: str
+
+
+def is_long(wait: Wait) -> bool:
+    """Whether a wait carries its hold past the line: strictly more than an hour, or without end."""
+    since_ms = wait.set_ms if wait.since_ms is None else wait.since_ms
+    return wait.deadline_ms is None or wait.deadline_ms - since_ms > ALERT_PAST_MS
+
+
+def of_wait(key: tuple[str, str], wait: Wait) -> RaiseAlert:
+    """The alert of a wait that is long."""
+    episode = wait.hold or wait.act
+    return RaiseAlert("provider_wait", *key, "wait", wait.reason, wait.deadline_ms, episode)
+
+
+def of_quota(agent: str, model: str, turn: int, reason: str, at_ms: int) -> RaiseAlert:
+    """The alert of a quota that states no end."""
+    episode = f"{quota_prefix(agent, turn)}{at_ms}"
+    return RaiseAlert("provider_wait", agent, model, "quota", reason, None, episode)
+
+
+def quota_prefix(agent: str, turn: int) -> str:
+    """What the episodes of one turn's quota holds begin with."""
+    return f"quota:{agent}:{turn}:"
+
+
+def alert_text(raised: RaiseAlert, directory: str) -> str:
+    """What an operator reads: what is held, until when, and what ends it. One bounded line."""
+    where = shlex.quote(directory) if len(directory) <= DIRECTORY_CHARS_MAX else "STATE"
+    agent, model = raised.agent, raised.model
+    reason = clean_text(raised.reason, 400)
+    if raised.kind == "agent_parked":
+        text = (
+            f"Agent {agent} crashed too often and is parked: {reason}. It does nothing until it is "
+            f"resumed; what was sent to it stays. Mend the cause, then resume_agent({agent!r})."
+        )
+    elif raised.cause == "unreadable":
+        whom = "Every agent" if agent == FRAMEWORK else f"Agent {agent}"
+        what = "every model" if model == EVERY else f"model {model}"
+        text = (
+            f"{whom} makes no calls to {what}: {reason}. This does not end by itself, but when the "
+            f"records can be read again; see abeyance check {where}. {_release(raised, where)}"
+        )
+    else:
+        if raised.deadline_ms is None:
+            end = "until released: this does not end by itself"
+        else:
+            end = f"until {render_instant(raised.deadline_ms)}"
+        cause = "an exhausted quota of" if raised.cause == "quota" else "a stated wait of"
+        text = (
+            f"Agent {agent} is held by {cause} model {model} {end}. Reason: {reason}. The wait is "
+            f"honoured in full. {_release(raised, where)}"
+        )
+    return clean_text(text, ALERT_CHARS_MAX)
+
+
+def _release(raised: RaiseAlert, where: str) -> str:
+    agent = "AGENT" if raised.agent in (EVERY, FRAMEWORK) else shlex.quote(raised.agent)
+    if raised.agent.startswith("-"):
+        agent = f"-- {agent}"  # What begins like an option is none behind the two dashes.
+    model = "" if raised.model == EVERY else f"--model={shlex.quote(raised.model)} "
+    return f"To end it by hand (release-provider-wait): abeyance release {model}{where} {agent}"
+
+
+class AlertDesk:
+    """Where the rest of the runtime says what an operator should know.
+
+    Args:
+        process: Names this opening.
+    """
+
+    def __init__(self, process: str) -> None:
+        self._ref: TrioActorRef[Any] | None = None
+        self._process = process
+        self._parked = 0
+        self.lost = 0
+        """Alerts that could not be told to the actor."""
+
+    def attach(self, ref: TrioActorRef[Any]) -> None:
+        """From now on what is said here is told to this actor."""
+        self._ref = ref
+
+    def bound(self, key: tuple[str, str], wait: Wait) -> None:
+        """A wait began to bind a key."""
+        if is_long(wait):
+            self.tell(of_wait(key, wait))
+
+    def unreadable(self, agent: str, model: str, reason: str, episode: str) -> None:
+        """Whether waits bind this agent and model cannot be known any more."""
+        self.tell(RaiseAlert("provider_wait", agent, model, "unreadable", reason, None, episode))
+
+    def quota(self, agent: str, model: str, turn: int, reason: str, at_ms: int) -> None:
+        """A quota without an end holds a turn."""
+        self.tell(of_quota(agent, model, turn, reason, at_ms))
+
+    def parked(self, agent: str, error: BaseException) -> None:
+        """One of an agent's groups crashed too often."""
+        self._parked += 1
+        episode = f"parked:{self._process}:{self._parked}"
+        reason = f"{type(error).__name__}: {error}"
+        self.tell(RaiseAlert("agent_parked", agent, EVERY, "parked", reason, None, episode))
+
+    def tell(self, message: RaiseAlert | LookAtAgent) -> None:
+        """Tell the actor. Neither waits nor raises."""
+        try:
+            if self._ref is not None:
+                self._ref.tell(message)
+                return
+            error: Exception | str = "no runtime is open"
+        except AbeyanceError as refused:
+            error = type(refused).__name__
+        self.lost += 1
+        _logger.error("an alert is lost with this process: %s", error)
+
+
+def read_alerts(store: Store, *, after: int | None, limit: int) -> Iterator[Alert]:
+    """Rows of the alerts, oldest first: those behind `after`, or else the newest `limit`."""
+    if after is None:
+        newest = list(store.scan("alerts", limit=limit, reverse=True))
+        for key, row in reversed(newest):
+            yield alert_of(key, row)
+    else:
+        for key, row in store.scan("alerts", after=(after,), limit=limit):
+            yield alert_of(key, row)
+
+
+def check_after(after: object, limit: object) -> None:
+    """Refuse what is no page of the alerts.
+
+    Raises:
+        InvalidInputError: Names the argument.
+    """
+    if after is not None and (type(after) is not int or not 0 <= after <= NUMBER_MAX):
+        raise InvalidInputError("after", f"must be a number from 0, not {after!r:.40}")
+    if type(limit) is not int or not 1 <= limit <= PAGE_MAX:
+        raise InvalidInputError("limit", f"must be 1 to {PAGE_MAX}, not {limit!r:.40}")
+
+
+def alert_of(key: tuple[Any, ...], row: Any) -> Alert:
+    """A row as whoever looks sees it; one that cannot be trusted says so."""
+    number = key[0] if key and isinstance(key[0], int) else None
+    if row is None or isinstance(row, Exception):
+        text = clean_text(f"this alert cannot be read: {row}", ALERT_CHARS_MAX)
+        return Alert(number, "unreadable", FRAMEWORK, EVERY, text, None, "unreadable", 0)
+    record = row.record
+    return Alert(
+        id=number,
+        kind=clean_text(record.kind, 128),
+        agent=clean_text(record.agent, 128),
+        model=clean_text(record.model, 128),
+        text=clean_text(record.text, ALERT_CHARS_MAX),
+        deadline_ms=record.deadline_ms,
+        episode=clean_text(record.episode, EPISODE_CHARS_MAX),
+        at_ms=record.at_ms,
+    )

@@ -1,0 +1,473 @@
+"""The alerts actor: raises each alert once an episode, and sees that every sink is given it.
+
+Invariants:
+    I1  One commit appends the alert, notes its episode, and owes it to each sink. So an episode
+        raises one alert, whatever dies, and what was raised is delivered after a restart.
+    I2  A sink is given an alert at least once. A death between the delivery and the commit that
+        says so gives it once more; the episode tells that it is the same.
+    I3  Nobody waits for an alert: sinks have tasks of their own, each attempt has a deadline, each
+        alert a bounded number of attempts, each sink a bounded number of alerts.
+    I4  What the store cannot take now is shown and delivered from memory, and stored once it can.
+
+Runs in: the loop thread. What is to be stored, and what sinks took, is in the cell.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, ClassVar, Final
+
+import trio
+from trio_util import AsyncValue
+
+from abeyance.actors.core import LATER, Answer, Reply, TrioActor
+from abeyance.actors.core.clock import Clock
+from abeyance.actors.core.errors import AbeyanceError
+from abeyance.storage.codec import encode
+from abeyance.storage.errors import StorageError, UnreadableRecordError
+from abeyance.storage.store import (
+    Append,
+    Committed,
+    Delete,
+    Guard,
+    Key,
+    NotStored,
+    Outcome,
+    Put,
+    Refused,
+    Request,
+    Store,
+)
+from abeyance.storage.tables.fields import INSTANT_MS_MAX
+from abeyance.storage.tables.waits import Alert as AlertRow
+from abeyance.storage.tables.waits import Alerted, AlertOwed, Wait
+
+from . import events
+from .alert_book import (
+    Alert,
+    AlertNotDeliveredError,
+    AlertSink,
+    LookAtAgent,
+    RaiseAlert,
+    SinkFigures,
+    alert_of,
+    alert_text,
+    is_long,
+    of_quota,
+    of_wait,
+    quota_prefix,
+)
+from .errors import not_stored
+from .ingress import clean_text
+from .persistence import PAUSE_MAX_S, may_land_later
+from .protocol import Requests
+from .redelivery import Redelivered
+from .wait_book import WaitBook
+
+ATTEMPT_S_MAX: Final = 30.0
+"""How long a sink may take for one alert."""
+PAUSES_S: Final = (1.0, 5.0, 25.0, 60.0, 120.0, 300.0, 300.0)
+"""Between the attempts to deliver one alert; after the last it is given up."""
+OWED_MAX: Final = 1_000
+"""Alerts that wait for one sink; it is not offered more."""
+UNSTORED_MAX: Final = 100
+TOLD_MAX: Final = 10_000
+PAGE: Final = 64
+
+_logger = logging.getLogger(__name__)
+
+
+class _Item:
+    """One alert on its way to its row."""
+
+    __slots__ = ("alert", "message", "reply", "shown")
+
+    def __init__(self, message: RaiseAlert, reply: Reply | None, alert: Alert) -> None:
+        self.message = message
+        self.reply = reply
+        self.alert = alert
+        self.shown = False
+        """It was shown before the store had it."""
+
+
+class _Post:
+    """One sink: what it is owed and how it fares."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.news: AsyncValue[int] = AsyncValue(0)
+        self.owed = 0
+        """About how many rows wait for it."""
+        self.unstored: deque[Alert] = deque(maxlen=UNSTORED_MAX)
+        self.taken: set[Key] = set()
+        """Rows that are done with and not deleted yet."""
+        self.delivered = self.failures = self.given_up = self.unread = 0
+
+    def figures(self) -> SinkFigures:
+        return SinkFigures(self.name, self.delivered, self.failures, self.given_up, self.unread)
+
+
+class AlertsKept:
+    """Survives a crash: what is to be stored, what is out, and the sinks' figures."""
+
+    def __init__(self) -> None:
+        self.queue: deque[_Item] = deque()
+        self.out: _Item | None = None
+        self.told: OrderedDict[tuple[str, str, str], str] = OrderedDict()
+        self.posts: dict[str, _Post] = {}
+
+    def figures(self) -> tuple[SinkFigures, ...]:
+        """What each sink was given."""
+        return tuple(post.figures() for post in self.posts.values())
+
+
+class _Again:
+    """To itself: what could not be stored may be now."""
+
+
+class Alerts(TrioActor):
+    """Raises alerts. See the module's invariants."""
+
+    role: ClassVar[str] = "alerts"
+    mailbox_capacity: ClassVar[int] = 10_000
+    max_deliveries: ClassVar[int] = 3
+    kept: AlertsKept
+
+    def __init__(
+        self,
+        store: Store,
+        journal: Any,
+        clock: Clock,
+        book: WaitBook,
+        sinks: Sequence[AlertSink],
+        is_alive: Callable[[str], bool],
+        directory: str,
+    ) -> None:
+        super().__init__()
+        self._store = store
+        self._journal = journal
+        self._clock = clock
+        self._book = book
+        self._sinks = tuple(sinks)
+        self._is_alive = is_alive
+        self._directory = directory
+
+    @classmethod
+    def make_kept(cls) -> AlertsKept:
+        return AlertsKept()
+
+    def on_start(self) -> None:
+        kept = self.kept
+        pending = [item for item in (kept.out, *kept.queue) if item is not None]
+        self._back = Redelivered((i.message, i.reply) for i in pending if i.reply is not None)
+        for sink in self._sinks:
+            post = kept.posts.setdefault(sink.name, _Post(sink.name))
+            self.spawn(self._pump, sink, post, name=f"alerts to {sink.name}")
+        self._hand_over()
+
+    def on_receive(self, message: Any) -> Any:
+        match message:
+            case RaiseAlert():
+                reply = self.later()
+                if not self._back.claims(message):
+                    self._take(message, reply)
+                return LATER
+            case LookAtAgent(agent):
+                for raised in self._missed(agent):
+                    self._take(raised, None)
+            case _Again():
+                self._hand_over()
+            case _:
+                raise TypeError(f"the alerts actor takes no {type(message).__name__}")
+        return None
+
+    # -- raising -----------------------------------------------------------------------------
+
+    def _take(self, raised: RaiseAlert, reply: Reply | None) -> None:
+        end_ms = raised.deadline_ms
+        alert = Alert(
+            id=None,
+            kind=raised.kind,
+            agent=clean_text(raised.agent, 128) or "*",
+            model=clean_text(raised.model, 128) or "*",
+            text=alert_text(raised, self._directory),
+            deadline_ms=None if end_ms is None else min(max(0, end_ms), INSTANT_MS_MAX),
+            episode=raised.episode,
+            at_ms=max(0, self._clock.now_ms()),
+        )
+        self.kept.queue.append(_Item(raised, reply, alert))
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        kept = self.kept
+        while kept.out is None and kept.queue:
+            item = kept.queue.popleft()
+            try:
+                requests = self._requests_of(item)
+            except StorageError as error:
+                # Nobody can tell whether it was raised before: rather twice than not at all.
+                _logger.error("an alert is in memory only: %s", type(error).__name__)
+                self._show(item)
+                self._over(item)
+                continue
+            if requests is None:
+                self._over(item)
+                continue
+            kept.out = item
+            self.ask(self._journal, requests, tag="raise", fact=True)
+
+    def _requests_of(self, item: _Item) -> Requests | None:
+        """What stores an alert; None where its episode has one."""
+        alert = item.alert
+        key = _key(item)
+        before: list[Request] = []
+        counter = 0
+        try:
+            row = self._store.get("alerted", key)
+        except UnreadableRecordError:
+            before.append(Request(deletes=(Delete("alerted", key),)))
+        else:
+            if row is not None:
+                counter = row.counter
+                if row.record.episode == alert.episode:
+                    return None
+        if not item.shown and self.kept.told.get(key) == alert.episode:
+            return None
+        row_of = AlertRow(
+            kind=alert.kind,
+            agent=alert.agent,
+            model=alert.model,
+            text=alert.text,
+            deadline_ms=alert.deadline_ms,
+            episode=alert.episode,
+            at_ms=alert.at_ms,
+        )
+        noted = encode(Alerted(episode=alert.episode), allotted=0)
+        owed = encode(AlertOwed(at_ms=alert.at_ms), allotted=0)
+        request = Request(
+            guards=(Guard("alerted", key, counter),),
+            puts=(
+                Put("alerted", key, noted),
+                *(
+                    Put("alerts_owed", (post.name, self._store.nonce, alert.episode), owed)
+                    for post in self._posts_for(item)
+                ),
+            ),
+            appends=(Append("alerts", encode(row_of)),),
+        )
+        return Requests([*before, request])
+
+    def _posts_for(self, item: _Item) -> list[_Post]:
+        posts = []
+        for post in self.kept.posts.values():
+            if item.shown and item.alert not in post.unstored:
+                continue  # It was given the alert from memory.
+            if post.owed < OWED_MAX:
+                posts.append(post)
+            elif not item.shown:
+                post.unread += 1
+                _logger.error("sink %s is not offered an alert: too many wait for it", post.name)
+        return posts
+
+    def on_answer(self, answer: Answer) -> None:
+        kept = self.kept
+        item, kept.out = kept.out, None
+        if item is None:
+            return
+        outcome: Outcome | None = answer.value[-1] if answer.value else None
+        if isinstance(outcome, Committed):
+            number = outcome.allotted[0][0]
+            assert isinstance(number, int)
+            self._stored(item, number)
+        elif isinstance(outcome, Refused):
+            kept.queue.appendleft(item)  # Another process raised one for this key.
+        else:
+            self._show(item)
+            if isinstance(outcome, NotStored) and may_land_later(not_stored(outcome)):
+                if item.reply is not None:
+                    self._over(item)
+                    item.reply = None
+                kept.queue.appendleft(item)
+                self.after(PAUSE_MAX_S, _Again())
+                return
+            _logger.error("an alert is in memory only: %s", answer.error or outcome)
+            self._over(item)
+        self._hand_over()
+
+    def _stored(self, item: _Item, number: int) -> None:
+        alert = item.alert
+        self._note_told(item)
+        for post in self.kept.posts.values():
+            with suppress(ValueError):
+                post.unstored.remove(alert)  # Its row is delivered instead.
+            post.owed += 1
+        if not item.shown:
+            self._emit(alert, number)
+        self._ring()
+        self._over(item)
+
+    def _show(self, item: _Item) -> None:
+        """Tell of an alert that has no row."""
+        if item.shown:
+            return
+        item.shown = True
+        self._note_told(item)
+        for post in self.kept.posts.values():
+            post.unstored.append(item.alert)
+        self._emit(item.alert, None)
+        self._ring()
+
+    def _note_told(self, item: _Item) -> None:
+        told, key = self.kept.told, _key(item)
+        told[key] = item.alert.episode
+        told.move_to_end(key)
+        if len(told) > TOLD_MAX:
+            told.popitem(last=False)
+
+    def _emit(self, alert: Alert, number: int | None) -> None:
+        self.emit(
+            events.AlertRaised,
+            agent=alert.agent,
+            alert=number,
+            about=alert.kind,
+            model=alert.model,
+            deadline_ms=alert.deadline_ms,
+            text=alert.text,
+        )
+
+    def _over(self, item: _Item) -> None:
+        if item.reply is not None:
+            self._back.forget(item.message)
+            item.reply.set(None)
+
+    def _missed(self, agent: str) -> list[RaiseAlert]:
+        """What the records say holds an agent, and an operator should know of.
+
+        A process may have died between a hold's commit and its alert's.
+        """
+        found = []
+        now_ms = self._clock.now_ms()
+        with suppress(StorageError):
+            for key, row in self._store.scan("waits", (agent,)):
+                if isinstance(row, Exception):
+                    if len(key) > 1:
+                        self._book.deferral(agent, str(key[1]))
+                elif row is not None and isinstance(row.record, Wait):
+                    wait = row.record
+                    over = wait.deadline_ms is not None and wait.deadline_ms <= now_ms
+                    if not over and is_long(wait):
+                        found.append(of_wait((agent, str(key[1])), wait))
+        with suppress(StorageError):
+            head = self._store.get("heads", (agent,))
+            number = None if head is None else head.record.open_turn
+            turn = None if number is None else self._store.get("turns", (agent, number))
+            held = None if turn is None else turn.record.held
+            if number is not None and held is not None and held.cause == "quota":
+                noted = self._store.get("alerted", ("quota", agent, held.model))
+                known = "" if noted is None else noted.record.episode
+                if not known.startswith(quota_prefix(agent, number)):
+                    why = "it was held when the process before this one ended"
+                    found.append(of_quota(agent, held.model, number, why, now_ms))
+        return found
+
+    # -- delivering --------------------------------------------------------------------------
+
+    def _ring(self) -> None:
+        for post in self.kept.posts.values():
+            post.news.value += 1
+
+    async def _pump(self, sink: AlertSink, post: _Post) -> None:
+        """Give a sink what it is owed, this opening's and what dead ones left, for ever."""
+        while True:
+            known = post.news.value
+            while post.unstored:
+                alert = post.unstored[0]
+                await self._give(sink, post, alert)
+                with suppress(ValueError):
+                    post.unstored.remove(alert)
+            for key, number in self._owed_to(post):
+                if key not in post.taken:
+                    found = self._read(number)
+                    if found is not None:
+                        await self._give(sink, post, found)
+                    post.taken.add(key)
+                await self._forget(post, key)
+            await post.news.wait_value(lambda value, known=known: value != known)
+
+    def _owed_to(self, post: _Post) -> list[tuple[Key, Key | None]]:
+        """The rows that a sink is owed by, in the order their alerts were raised."""
+        found: list[tuple[Key, Key | None]] = []
+        mine: dict[str, bool] = {self._store.nonce: True}
+        try:
+            for key, row in self._store.scan("alerts_owed", (post.name,)):
+                nonce = str(key[1]) if len(key) > 1 else ""
+                if nonce not in mine:
+                    mine[nonce] = not self._is_alive(nonce)
+                if mine[nonce] and row is not None:
+                    found.append((key, None if isinstance(row, Exception) else row.allotted))
+        except StorageError as error:
+            _logger.error("what %s is owed cannot be read: %s", post.name, type(error).__name__)
+        post.owed = len(found)
+        return sorted(found, key=lambda each: each[1] or (0,))
+
+    def _read(self, key: Key | None) -> Alert | None:
+        try:
+            row = None if key is None else self._store.get("alerts", key)
+        except StorageError as error:
+            _logger.error("an alert that is owed cannot be read: %s", type(error).__name__)
+            return None
+        return None if row is None or key is None else alert_of(key, row)
+
+    async def _give(self, sink: AlertSink, post: _Post, alert: Alert) -> None:
+        for pause_s in (*PAUSES_S, None):
+            final = False
+            try:
+                with trio.fail_after(ATTEMPT_S_MAX):
+                    await sink.deliver(alert)
+            except Exception as error:  # noqa: BLE001 - anybody may have written the sink.
+                post.failures += 1
+                # Of a host's error only the class: its text may hold what the host keeps secret.
+                known = isinstance(error, AlertNotDeliveredError)
+                final = known and error.final  # type: ignore[attr-defined]
+                said = clean_text(str(error), 300) if known else type(error).__name__
+                _logger.warning(
+                    "sink %s did not take an alert of %s: %s",
+                    post.name,
+                    alert.agent,
+                    said,
+                    extra={"agent": alert.agent},
+                )
+            else:
+                post.delivered += 1
+                return
+            if final or pause_s is None:
+                break
+            await trio.sleep(pause_s)
+        post.given_up += 1
+        _logger.error(
+            "sink %s is not offered the alert %s of %s again",
+            post.name,
+            alert.id,
+            alert.agent,
+            extra={"agent": alert.agent},
+        )
+
+    async def _forget(self, post: _Post, key: Key) -> None:
+        request = Request(deletes=(Delete("alerts_owed", key),))
+        try:
+            await self._journal.ask(request)
+        except AbeyanceError:
+            # It is taken all the same; the row is tried again with the next alert, and by the next
+            # opening, which delivers it once more.
+            _logger.warning("that %s took an alert is not stored yet", post.name)
+        else:
+            post.taken.discard(key)
+            post.owed = max(0, post.owed - 1)
+
+
+def _key(item: _Item) -> tuple[str, str, str]:
+    """What has one episode at a time: a wait, a quota, being unreadable or parked, of a key."""
+    return (item.message.cause, item.alert.agent, item.alert.model)

@@ -1,0 +1,158 @@
+"""The webhook: an alert as one POST to a URL that the operator names.
+
+The URL is a secret, whole: its user, its query, and often its path. What is logged or raised names
+scheme and host only. Requests are sent below the HTTP client, which would log their URLs.
+
+Invariants:
+    I1  No redirect is followed, so what is sent goes to the host that was named and to no other.
+    I2  A request ends within `timeout_s`; nothing of a response is read but its status.
+
+Runs in: the task of the alerts actor that serves this sink.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import urllib.parse
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import httpx2
+import trio
+
+from abeyance.actors.domain.alert_book import Alert, AlertNotDeliveredError
+from abeyance.actors.domain.errors import InvalidSpecError
+
+TIMEOUT_S: Final = 10.0
+TIMEOUT_S_MAX: Final = 30.0
+URL_CHARS_MAX: Final = 4_096
+AGAIN: Final = frozenset({408, 425, 429})
+"""Statuses below 500 after which asking again is of use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Webhook:
+    """Where alerts are posted to, as JSON.
+
+    Args:
+        url: `https://` or `http://`, with a host. May hold a user and a password, which are sent as
+            basic authentication. Never printed.
+        headers: Sent with each request, as a token may be. Never printed.
+        timeout_s: For one request, whole; up to 30.
+    """
+
+    url: str = field(repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    timeout_s: float = TIMEOUT_S
+
+
+class WebhookSink:
+    """Posts alerts.
+
+    Args:
+        webhook: Where to; a URL alone has the defaults of `Webhook`.
+    Raises:
+        InvalidSpecError: Names what is malformed, without its value.
+    """
+
+    name = "webhook"
+
+    def __init__(
+        self, webhook: Webhook | str, *, transport: httpx2.AsyncBaseTransport | None = None
+    ) -> None:
+        webhook = Webhook(webhook) if isinstance(webhook, str) else webhook
+        if not isinstance(webhook, Webhook):
+            raise InvalidSpecError("webhook", "must be a URL or a Webhook")
+        self._url, self._headers = _checked(webhook)
+        self._timeout_s = webhook.timeout_s
+        self._transport = transport
+        self._place = f"{self._url.scheme}://{self._url.host}"
+
+    async def deliver(self, alert: Alert) -> None:
+        """Post an alert. A checkpoint. Cancelled: whether it arrived is unknown.
+
+        Raises:
+            AlertNotDeliveredError: It did not take it. `final` where it answered that it never
+                will.
+        """
+        # A connection an alert: alerts are rare, and a kept one would go stale.
+        transport = self._transport or httpx2.AsyncHTTPTransport(retries=0)
+        request = httpx2.Request(
+            "POST",
+            self._url,
+            headers={**self._headers, "idempotency-key": _ascii(alert.episode)},
+            content=json.dumps(alert.as_json(), ensure_ascii=True).encode(),
+            extensions={"timeout": dict.fromkeys(("connect", "read", "write", "pool"), None)},
+        )
+        status = None
+        try:
+            with trio.move_on_after(self._timeout_s):
+                async with transport:
+                    response = await transport.handle_async_request(request)
+                    try:
+                        status = response.status_code
+                    finally:
+                        await response.aclose()
+        except Exception as error:  # noqa: BLE001 - its text may hold the URL: only its class is told.
+            if status is None:
+                raise self._failed(type(error).__name__) from None
+        if status is None:
+            raise self._failed(f"no answer within {self._timeout_s:g} s")
+        if not 200 <= status < 300:
+            final = status < 500 and status not in AGAIN
+            raise self._failed(f"status {status}", final=final)
+
+    def _failed(self, why: str, *, final: bool = False) -> AlertNotDeliveredError:
+        return AlertNotDeliveredError(
+            f"the webhook at {self._place} did not take an alert ({why}); the alert stands in the "
+            "store; see to the webhook",
+            final=final,
+        )
+
+
+def _checked(webhook: Webhook) -> tuple[httpx2.URL, dict[str, str]]:
+    text = webhook.url
+    if not isinstance(text, str) or not text or len(text) > URL_CHARS_MAX or not text.isprintable():
+        raise InvalidSpecError(
+            "webhook.url", f"must be printable text of at most {URL_CHARS_MAX:,} characters"
+        )
+    try:
+        url = httpx2.URL(text)
+        # The host as text: an address that cannot be one is refused here, not at the first alert.
+        bad = url.scheme not in ("http", "https") or not url.host or bool(url.fragment)
+    except Exception:  # noqa: BLE001 - the parser's error holds the URL.
+        bad = True
+    if bad:
+        raise InvalidSpecError(
+            "webhook.url", "must be an http or https URL with a host and without a fragment"
+        ) from None
+    timeout_s = webhook.timeout_s
+    if (
+        isinstance(timeout_s, bool)
+        or not isinstance(timeout_s, int | float)
+        or not math.isfinite(timeout_s)
+        or not 0 < timeout_s <= TIMEOUT_S_MAX
+    ):
+        raise InvalidSpecError("webhook.timeout_s", f"must be above 0 and up to {TIMEOUT_S_MAX:g}")
+    headers = {"content-type": "application/json", "user-agent": "abeyance"}
+    if url.userinfo:
+        pair = urllib.parse.unquote_to_bytes(url.userinfo)
+        pair = pair if b":" in pair else pair + b":"
+        headers["authorization"] = f"Basic {base64.b64encode(pair).decode()}"
+        url = url.copy_with(username=None, password=None)
+    if not isinstance(webhook.headers, Mapping):
+        raise InvalidSpecError("webhook.headers", "must be a mapping of names to text")
+    for name, value in webhook.headers.items():
+        plain = isinstance(name, str) and isinstance(value, str)
+        if not (plain and name and name.isascii() and (name + value).isprintable()):
+            raise InvalidSpecError("webhook.headers", "must be printable text, with ASCII names")
+        headers[name.lower()] = value
+    return url, headers
+
+
+def _ascii(text: str) -> str:
+    """What may stand in a header."""
+    return urllib.parse.quote(text, safe=":/@-._~")

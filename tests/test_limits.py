@@ -1,0 +1,51 @@
+"""The numbers that users are told are those of the program (W-133)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from abeyance.actors.domain import alerts, limits
+
+ROOT = Path(__file__).parents[1]
+UNITS_MS = {"s": 1_000, "min": 60_000, "h": 3_600_000}
+SEMANTICS = (ROOT / "docs" / "semantics.md").read_text(encoding="utf-8")
+BEHAVIOURS = (ROOT / "docs" / "behaviours.md").read_text(encoding="utf-8")
+CHANGES = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def row(begins: str) -> int:
+    """The limit that the table of docs/behaviours.md states, in milliseconds."""
+    found = re.search(rf"^\| {re.escape(begins)}[^|]*\| (\d+) (\w+) \|$", BEHAVIOURS, re.M)
+    assert found is not None, begins
+    return int(found[1]) * UNITS_MS[found[2]]
+
+
+def said(text: str, pattern: str) -> set[int]:
+    """What a text states, in milliseconds, wherever the pattern occurs in it."""
+    found = re.findall(pattern.replace("LIMIT", r"(\d+) (s|min|h)\b"), text)
+    assert found, pattern
+    return {int(number) * UNITS_MS[unit] for number, unit in found}
+
+
+@pytest.mark.behaviour("W-133")
+def test_published_limits_are_the_programs() -> None:
+    assert row("an alert is raised by a hold of more than") == limits.ALERT_PAST_MS
+    assert row("what could not be read or stored is tried again") == limits.RECHECK_MS
+    assert row("an ephemeral run sleeps") == limits.EPHEMERAL_SLEEP_MAX_MS
+    assert row("a guessed pause lasts") == limits.COOLDOWN_MAX_MS
+    assert "| a stated wait lasts at most | – |" in BEHAVIOURS
+    for text in (SEMANTICS, BEHAVIOURS, CHANGES):
+        assert said(text, r"past LIMIT") == {limits.ALERT_PAST_MS}
+    assert said(BEHAVIOURS, r"exactly LIMIT") == {limits.ALERT_PAST_MS}
+    assert said(BEHAVIOURS, r"again every LIMIT") == {limits.RECHECK_MS}
+
+
+def test_published_bounds_of_sinks_are_the_programs() -> None:
+    assert f"{alerts.ATTEMPT_S_MAX:g} s an attempt" in SEMANTICS
+    assert "eight attempts" in SEMANTICS
+    assert len(alerts.PAUSES_S) + 1 == 8
+    assert 13 * 60 < sum(alerts.PAUSES_S) < 17 * 60
+    assert f"At most {alerts.OWED_MAX:,} alerts wait" in SEMANTICS
