@@ -20,8 +20,9 @@ from .domain.ingress import (
     new_message_id,
     read_blocks,
 )
-from .domain.slot_messages import Accept, Receipt
-from .domain.transcript import TranscriptMessage, read_transcript
+from .domain.requesters import Door, read_requester
+from .domain.slot_messages import Accept, Receipt, RewindReceipt, RewindSlot, UndoRewind
+from .domain.transcript import TranscriptMessage, find_place, read_rewound, read_transcript
 
 if TYPE_CHECKING:
     from .runtime import Runtime
@@ -183,6 +184,85 @@ class AgentHandle:
             store, member.slot_name, after=after or 0, limit=limit
         ):
             yield message
+
+    async def rewound(self) -> AsyncIterator[TranscriptMessage]:
+        """Yield the messages that rewinds took out of the transcript and that are still kept.
+
+        A checkpoint a page. They are kept for 7 days.
+        """
+        member = self._runtime._member(self.name)
+        async for message in read_rewound(self._runtime._store, member.slot_name):
+            yield message
+
+    async def rewind(self, to: str | int, *, requester: str) -> RewindReceipt:
+        """Take everything behind a message out of the transcript. An operator's act.
+
+        A live turn is ended first, its open tool gap closed; its wakes are given back where
+        something is left to answer. A held turn stays held. Messages in the inbox, wakes, waits and
+        alerts stay as they are. What was taken out is kept for 7 days: `rewound()` reads it, and
+        `undo_rewind` puts it back.
+
+        A checkpoint. Cancelled: it may have been done, or be done yet; the transcript tells.
+        Durable: on return.
+
+        Args:
+            to: The last message that stays: its id, or its place (`.seq`); 0 keeps none.
+            requester: Who asks, as it is recorded; one line, cut off at 200 characters.
+        Returns:
+            The places between which lay what was taken out, or None and None.
+        Raises:
+            InvalidInputError: `to` or `requester` is malformed, or `to` lies between a tool call
+                and its result; nothing was done.
+            UnknownMessageError: No such message in the transcript; nothing was done.
+            RewindRefusedError: 64 rewinds are kept already, or another agent's turn lives on this
+                slot; nothing was done.
+            UnreadableRecordError: That message, or the slot's head, cannot be read.
+            NotStoredError: The commit failed; nothing was rewound.
+            AgentParkedError, OwnershipLostError, RuntimeClosedError: As for `send`.
+        """
+        return await self._rewind(to, requester, "api")
+
+    async def undo_rewind(self, *, requester: str) -> RewindReceipt:
+        """Put back what the last rewind took out, as long as the transcript did not go on since.
+
+        A checkpoint. Cancelled: it may have been done; the transcript tells.
+        Durable: on return.
+
+        Raises:
+            InvalidInputError: `requester` is malformed; nothing was done.
+            RewindRefusedError: Nothing was rewound, it is pruned, a message or a turn came since,
+                or a turn lives on what is left; nothing was done.
+            NotStoredError: The commit failed; nothing was done.
+            AgentParkedError, OwnershipLostError, RuntimeClosedError: As for `send`.
+        """
+        return await self._undo_rewind(requester, "api")
+
+    async def _rewind(self, to: str | int, requester: str, door: Door) -> RewindReceipt:
+        runtime = self._runtime
+        member = runtime._member(self.name)
+        by = read_requester(requester, door)
+        place = await find_place(runtime._store, member.slot_name, to)
+        now_ms = runtime.clock.now_ms()
+        return await self._ask_agent(RewindSlot(place, new_message_id(now_ms), by, now_ms))
+
+    async def _undo_rewind(self, requester: str, door: Door) -> RewindReceipt:
+        self._runtime._member(self.name)
+        undo = UndoRewind(read_requester(requester, door), self._runtime.clock.now_ms())
+        return await self._ask_agent(undo)
+
+    async def _ask_agent(self, message: RewindSlot | UndoRewind) -> RewindReceipt:
+        member = self._runtime._member(self.name)
+        member.check_not_parked()
+        receipt = None
+        try:
+            with member.parking.cut_off():
+                receipt = await member.agent.ask(message)
+        except ActorDeadError as error:
+            raise closed() from error
+        if receipt is None:
+            raise member.parked_error()
+        answered: RewindReceipt = receipt
+        return answered
 
 
 def _ended_meanwhile(error: ActorDeadError, message: str) -> AbeyanceError:

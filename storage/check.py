@@ -61,7 +61,7 @@ def _references(store: Store, table: str, key: Key, record: Any) -> Iterator[Fin
     wanted: list[tuple[str, Key]] = []
     if table == "ids":
         slot = key[0]
-        if record.state != "dead":
+        if record.state in ("inbox", "slot"):
             wanted.append(("bodies", (slot, record.entry)))
         if record.state == "inbox":
             wanted.append(("inbox", (slot, record.entry)))

@@ -38,7 +38,17 @@ from .protocol import (
     WatchHolder,
     WatchInstant,
 )
-from .slot_messages import AttachAgent, NothingToDo, ReadOpenTurn, StartTurn, TurnStart, Woken
+from .rewinding import REWOUND_MARKER, Rewinding
+from .slot_messages import (
+    AttachAgent,
+    NothingToDo,
+    ReadOpenTurn,
+    RewindSlot,
+    StartTurn,
+    TurnStart,
+    UndoRewind,
+    Woken,
+)
 from .turn import TurnEnded, TurnHeld, TurnSeams, TurnSettings, TurnTask
 from .verdict import Streak
 from .wait_book import RECHECK_MS, Deferral
@@ -106,6 +116,7 @@ class Agent(TrioActor):
         self._cadence: Any = None
         self._idlers: list[Reply] = []
         self._stoppers: list[Reply] = []
+        self._rewinding = Rewinding(self._ask_slot, self._ends_turn)
 
     @classmethod
     def make_kept(cls) -> AgentKept:
@@ -146,6 +157,11 @@ class Agent(TrioActor):
                 return LATER
             case StopTurns():
                 return self._stop_turns()
+            case RewindSlot() | UndoRewind():
+                if self._lost is not None:
+                    raise self._lost
+                self._rewinding.take(message, self.later())
+                return LATER
             case _:
                 raise TypeError(f"an agent takes no {type(message).__name__}")
         return None
@@ -195,6 +211,7 @@ class Agent(TrioActor):
         if isinstance(start, NothingToDo):
             # A wake that became durable since is told behind this answer.
             self._rest()
+            self._rewinding.turn_over(None)
             return
         self._view.turn = TurnTask(start, self._settings, self._seams, self.kept.streak)
         self._view.activity = "running"
@@ -223,11 +240,20 @@ class Agent(TrioActor):
     async def _live(self, turn: TurnTask) -> TurnEnded | TurnHeld:
         with trio.CancelScope() as scope:
             self._turn_scope = scope
-            if self.kept.stopping:
+            if self.kept.stopping or self._rewinding.ends_turn is not None:
                 scope.cancel()
             return await turn.run()
-        await turn.end("cancelled", STOPPED_MARKER, give_back=True)
-        return TurnEnded("cancelled")
+        return await self._cut_off(turn)
+
+    async def _cut_off(self, turn: TurnTask) -> TurnEnded:
+        rewind, stops = self._rewinding.ends_turn, self.kept.stopping
+        receipt = await turn.end(
+            "cancelled",
+            STOPPED_MARKER if rewind is None else REWOUND_MARKER,
+            give_back=stops or rewind is None or self._rewinding.gives_back,
+            rewind=rewind,
+        )
+        return TurnEnded("cancelled", receipt)
 
     def _turn_over(self, answer: Answer) -> None:
         if self._is_lost(answer.error):
@@ -239,6 +265,8 @@ class Agent(TrioActor):
             self._hold(outcome.deferral, turn.start.turn)
         else:
             self.kept.streak.clear()
+        # Ahead of the next start: what a rewind takes out, no later turn is to see.
+        self._rewinding.turn_over(outcome.rewound if isinstance(outcome, TurnEnded) else None)
         if self.kept.stopping:
             self._rest()
         elif isinstance(outcome, TurnHeld):
@@ -256,6 +284,7 @@ class Agent(TrioActor):
         for reply in self._idlers:
             reply.set_exception(error)
         self._idlers.clear()
+        self._rewinding.fail(error)
         self._tell_stoppers()
         return True
 
@@ -350,6 +379,18 @@ class Agent(TrioActor):
             self._view.activity = "stopping" if self.kept.stopping else "resting"
         self._tell_idlers()
         self._tell_stoppers()
+
+    # -- rewinds -----------------------------------------------------------------------------
+
+    def _ask_slot(self, message: Any, then: Callable[[Answer], None]) -> None:
+        self.ask(self._seams.slot, message, tag=then)
+
+    def _ends_turn(self) -> bool:
+        """End the live turn for a rewind; one that is asked for ends as it starts."""
+        if self._turn_scope is None:
+            return self._view.turn is not None or self._view.activity == "starting"
+        self._turn_scope.cancel()
+        return True
 
     # -- who waits for this agent ------------------------------------------------------------
 

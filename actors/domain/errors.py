@@ -113,6 +113,20 @@ class LeaseLostError(AbeyanceError):
     turn: int
 
 
+class UnknownMessageError(AbeyanceError):
+    """No such message in the transcript; what was rewound is not in it. Nothing was done."""
+
+    code = "unknown_message"
+    slot: str
+
+
+class RewindRefusedError(AbeyanceError):
+    """The transcript cannot be rewound so, or the rewind not undone. Nothing was done."""
+
+    code = "rewind_refused"
+    slot: str
+
+
 class AgentParkedError(AbeyanceError):
     """The agent crashed too often and is parked. Nothing was done; what was accepted stays."""
 

@@ -150,6 +150,29 @@ class AlertRaised(AgentEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SlotRewound(AgentEvent):
+    """Rows of an agent's transcript were taken out; the store has it.
+
+    Attributes:
+        first: The first place.
+        last: The last place.
+        by: Who did it.
+    """
+
+    kind: ClassVar[str] = "slot_rewound"
+    first: int
+    last: int
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewindUndone(SlotRewound):
+    """What a rewind had taken out is part of the transcript again; the store has it."""
+
+    kind: ClassVar[str] = "rewind_undone"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CommitOverdue(Event):
     """A commit has been out for longer than `OVERDUE_S`. Once a commit.
 

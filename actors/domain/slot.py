@@ -48,12 +48,14 @@ from abeyance.storage.store import (
 )
 from abeyance.storage.tables.slots import MessageId
 
+from . import events
 from .errors import MessageConflictError, NotStoredError, OwnershipLostError, not_stored
 from .protocol import Requests
 from .slot_book import SlotBook
 from .slot_messages import (
     Accept,
     AttachAgent,
+    CheckRewind,
     CloseGap,
     EndTurn,
     HoldTurn,
@@ -61,9 +63,20 @@ from .slot_messages import (
     ReadOpenTurn,
     Receipt,
     RecordRound,
+    RewindReceipt,
+    RewindSlot,
     StartTurn,
     TurnStart,
+    UndoRewind,
     Woken,
+)
+from .slot_rewind import (
+    check_rewind,
+    find_act,
+    next_prune_ms,
+    plan_prune,
+    plan_rewind,
+    plan_undo,
 )
 from .slot_rows import read_boundary, read_owner, read_placed
 from .slot_turns import (
@@ -79,12 +92,20 @@ from .slot_turns import (
 HAND_OVER_MAX: Final = 64
 """Requests handed to the journal in one message: as many as it answers before the loop gets a
 turn, for they are answered in one."""
+PRUNE_EVERY_S: Final = 3_600.0
+"""How often, at least, the wall clock is looked at while rewound rows wait to be deleted."""
+PRUNE_PAUSE_S: Final = 0.1
+"""Between two parts that are deleted, so that nobody waits for many of them."""
 TIDY_AGAIN_S: Final = 5.0
 """Until what only tidies up is tried again where the store refused it."""
 
 
 class _Tidy:
     """Told to itself, later: land what waits in an idle slot, delete what is answered."""
+
+
+class _Prune:
+    """Told to itself, later: delete a part of what was rewound long ago."""
 
 
 class _SpoiledMirrorError(ActorCrashError):
@@ -156,6 +177,7 @@ class Slot(TrioActor):
         self._lost: OwnershipLostError | None = None
         self._reborn = False
         self._tidies_later = False
+        self._prunes_later = False
         self._book: SlotBook
 
     @classmethod
@@ -173,6 +195,7 @@ class Slot(TrioActor):
         if self._lost is not None:
             return
         self._tidy()
+        self._prune_later()
         for agent, wakes in self._book.wakes.items():
             if wakes:
                 # A predecessor may have died between the commit and the telling.
@@ -205,6 +228,10 @@ class Slot(TrioActor):
                 if self._reborn and has_done(self._book, message):
                     return self._recorded(message)
                 return self._take_in(message)
+            case RewindSlot() | UndoRewind():
+                return self._rewind(message)
+            case CheckRewind():
+                return check_rewind(self._book, message)
             case AttachAgent(agent, ref):
                 self.kept.agents[agent] = ref
                 self._told.discard(agent)
@@ -213,6 +240,9 @@ class Slot(TrioActor):
             case ReadOpenTurn(agent):
                 self._book.attach(agent)
                 return self._book.open_turn(agent)
+            case _Prune():
+                self._prune()
+                return None
             case _Tidy():
                 self._tidies_later = False
                 if self._lost is None:
@@ -228,15 +258,24 @@ class Slot(TrioActor):
                 return self._join(earlier, accept)
             row = self._store.get("ids", (self._slot, accept.message))
             if row is not None:
-                return _same(accept, row.record)
+                return _same(accept, row.record, self._book)
         return self._take_in(accept)
 
     def _recorded(self, message: Any) -> Any:
         """A predecessor committed this act and died before it answered."""
+        if isinstance(message, EndTurn) and message.rewind is not None:
+            return find_act(self._book, message.rewind.act) or RewindReceipt(None, None)
         if not isinstance(message, CloseGap):
             return None
         boundary = (self._slot, message.agent, message.turn, message.round)
         return tuple(read_boundary(self._store, *boundary))
+
+    def _rewind(self, message: RewindSlot | UndoRewind) -> Any:
+        if self._reborn and isinstance(message, RewindSlot):
+            done = find_act(self._book, message.act)
+            if done is not None:
+                return done
+        return self._take_in(message)
 
     def _join(self, earlier: _Act, accept: Accept) -> Any:
         """The same id is on its way: one message, two callers."""
@@ -323,6 +362,12 @@ class Slot(TrioActor):
                 return plan_hold(book, message, chain)
             case EndTurn():
                 return plan_end(book, message, chain)
+            case RewindSlot():
+                requests, receipt = plan_rewind(book, message, chain)
+                return Plan(requests, len(requests), receipt)
+            case UndoRewind():
+                requests, receipt = plan_undo(book, message, chain)
+                return Plan(requests, len(requests), receipt)
         raise AssertionError(message)
 
     def _plan_requests(self, requests: list[Request], act: _Act | None = None) -> None:
@@ -336,6 +381,22 @@ class Slot(TrioActor):
     def _tidy(self) -> None:
         self._plan_requests(self._book.forget_answered(self._chain))
         self._plan_requests(self._book.drain_idle(self._chain))
+
+    def _prune(self) -> None:
+        """Delete a part of what was rewound long ago, and look again later."""
+        self._prunes_later = False
+        if self._lost is None:
+            now_ms = self._cell.system.clock.now_ms()
+            self._plan_requests(plan_prune(self._book, self._chain, now_ms))
+            self._prune_later()
+
+    def _prune_later(self) -> None:
+        due_ms = next_prune_ms(self._book)
+        if due_ms is None or self._prunes_later:
+            return
+        left_s = (due_ms - self._cell.system.clock.now_ms()) / 1_000
+        self._prunes_later = True
+        self.after(min(max(left_s, PRUNE_PAUSE_S), PRUNE_EVERY_S), _Prune())
 
     def _grant_waiting(self) -> None:
         """Start whoever waits, in order, for as long as the lease is free."""
@@ -414,7 +475,7 @@ class Slot(TrioActor):
         if row is None:
             return False
         try:
-            act.set(_same(act.message, row.record))
+            act.set(_same(act.message, row.record, self._book))
         except MessageConflictError as error:
             act.set_exception(error)
         return True
@@ -430,7 +491,17 @@ class Slot(TrioActor):
             answer = tuple(read_placed(self._store, self._slot, *answer))
         elif isinstance(message, StartTurn):
             self.kept.granted.pop(message.agent, None)
+        elif isinstance(answer, RewindReceipt):
+            self._rewound(message, answer)
         act.set(answer)
+
+    def _rewound(self, message: Any, receipt: RewindReceipt) -> None:
+        self._prune_later()
+        act = message.rewind if isinstance(message, EndTurn) else message
+        if act is not None and receipt.first is not None:
+            kind = events.RewindUndone if isinstance(act, UndoRewind) else events.SlotRewound
+            first, last = receipt
+            self.emit(kind, agent=self._slot, first=first, last=last, by=act.by)
 
     def _tell_woken(self, agent: str, entry: int) -> None:
         """Tell an agent of a wake before the receipt is given, so that whoever holds the receipt
@@ -446,10 +517,15 @@ class Slot(TrioActor):
             del self.kept.agents[agent]
 
 
-def _same(accept: Accept, known: MessageId) -> Receipt:
+_STATES: Final = {"inbox": "accepted", "slot": "stored", "dead": "dead", "rewound": "rewound"}
+
+
+def _same(accept: Accept, known: MessageId, book: SlotBook) -> Receipt:
     if known.body_crc != accept.body_crc:
         raise _conflict(accept)
-    state: Any = {"inbox": "accepted", "slot": "stored", "dead": "dead"}[known.state]
+    state: Any = _STATES[known.state]
+    if known.seq is not None and book.is_cut(known.seq):
+        state = "rewound"
     return Receipt(accept.message, known.entry, state)
 
 

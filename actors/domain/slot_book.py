@@ -11,7 +11,8 @@ Invariants:
     I3  A number is never used twice. Its body and slot row tell that it was used; a request that
         takes one without them, or moves rows, writes the lease, whose `entry_next` and `seq_next`
         then exceed every number used.
-    I4  `ranges` are exactly the rows that the next request carries: all but markers.
+    I4  `ranges` are exactly the rows that the next request carries: all but markers and what a
+        rewind cut off.
     I5  A wake that an agent's open turn answers is no wake any more, whether or not its row is
         deleted yet; those whose rows are left are in `answered`.
     I6  What refuses to be planned (an error of this package) leaves the mirror as it was.
@@ -26,7 +27,7 @@ from msgspec.structs import replace
 
 from abeyance.storage.codec import encode
 from abeyance.storage.errors import RequestTooLargeError
-from abeyance.storage.store import Chain, Delete, Guard, Put, Record, Request, Store, Value
+from abeyance.storage.store import Append, Chain, Delete, Guard, Put, Record, Request, Store, Value
 from abeyance.storage.tables.blocks import Block
 from abeyance.storage.tables.slots import (
     Body,
@@ -41,7 +42,7 @@ from abeyance.storage.tables.slots import (
 
 from .errors import InboxFullError
 from .slot_messages import Accept
-from .slot_rows import read_rows
+from .slot_rows import read_rows, spans
 
 INBOX_ROWS_MAX: Final = 10_000
 INBOX_BYTES_MAX: Final = 256 * 1024 * 1024
@@ -74,6 +75,7 @@ class Draft:
 
     puts: dict[tuple[str, Any], Put] = field(default_factory=dict)
     deletes: list[Delete] = field(default_factory=list)
+    appends: list[Append] = field(default_factory=list)
     writes_lease: bool = False
 
     def put(self, table: str, key: Any, record: Record) -> None:
@@ -124,12 +126,20 @@ class SlotBook:
 
     def _settle_ranges(self) -> None:
         """What the last request carried, and the sendable rows behind it (I4)."""
+        cuts, after = self.lease.cuts, 0
         for _, carried in read_rows(self.store, "carried", (self.slot,), reverse=True, limit=1):
-            self.ranges = [[first, last] for first, last in carried.rows]
-        after = (self.slot, self.ranges[-1][1]) if self.ranges else None
-        for key, entry in read_rows(self.store, "slots", (self.slot,), after=after):
-            if entry.role != "marker":
-                self._carries(int(key[-1]))
+            for first, last in carried.rows:
+                for begin, end in spans(cuts, first, last):
+                    self.carries(begin, last if end is None else end)
+                after = last
+        for begin, end in spans(cuts, after + 1, None):
+            rows = read_rows(self.store, "slots", (self.slot,), after=(self.slot, begin - 1))
+            for key, entry in rows:
+                seq = int(key[-1])
+                if end is not None and seq > end:
+                    break
+                if entry.role != "marker":
+                    self.carries(seq, seq)
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -141,6 +151,10 @@ class SlotBook:
     @property
     def is_leased(self) -> bool:
         return self.lease.turn is not None
+
+    def is_cut(self, seq: int) -> bool:
+        """Whether a rewind took this place out of the transcript."""
+        return any(cut.first <= seq <= cut.last for cut in self.lease.cuts)
 
     def attach(self, agent: str) -> None:
         """Mirror an agent's wakes and its open turn. Idempotent."""
@@ -220,7 +234,8 @@ class SlotBook:
             self.inbox[entry] = row
             self.inbox_bytes += row.body_bytes
         else:
-            self._carries(self._take_seq())
+            seq = self._take_seq()
+            self.carries(seq, seq)
         if wake is not None:
             self.wakes[agent][entry] = wake
         guards = (self.owner, Guard("ids", name, 0))
@@ -324,7 +339,7 @@ class SlotBook:
             row = self.inbox.pop(entry)
             self.inbox_bytes -= row.body_bytes
             seq = self._take_seq()
-            self._carries(seq)
+            self.carries(seq, seq)
             draft.deletes.append(Delete("inbox", (self.slot, entry)))
             draft.put("slots", (self.slot, seq), _placed(entry, row))
             identity = MessageId(entry=entry, state="slot", seq=seq, body_crc=row.body_crc)
@@ -357,14 +372,14 @@ class SlotBook:
         self.take_entry()
         self._take_seq()
         if role != "marker":
-            self._carries(seq)
+            self.carries(seq, seq)
 
-    def _carries(self, seq: int) -> None:
-        """A row that requests carry: it extends the last range where it is its neighbour."""
-        if self.ranges and self.ranges[-1][1] == seq - 1:
-            self.ranges[-1][1] = seq
+    def carries(self, first: int, last: int) -> None:
+        """Rows that requests carry: they extend the last range where they are its neighbours."""
+        if self.ranges and self.ranges[-1][1] == first - 1:
+            self.ranges[-1][1] = last
         else:
-            self.ranges.append([seq, seq])
+            self.ranges.append([first, last])
 
     # -- parts of a request ------------------------------------------------------------------
 
@@ -398,6 +413,7 @@ class SlotBook:
             guards=guards,
             puts=tuple(draft.puts.values()),
             deletes=tuple(draft.deletes),
+            appends=tuple(draft.appends),
             chain=chain,
         )
 

@@ -39,8 +39,9 @@ class Receipt(NamedTuple):
     id: str
     seq: int
     """The slot's entry number: the message's own, for ever."""
-    state: Literal["accepted", "stored", "dead"]
-    """`accepted`: in the inbox, waiting for a boundary or a turn's end. `stored`: in the slot."""
+    state: Literal["accepted", "stored", "dead", "rewound"]
+    """`accepted`: in the inbox, waiting for a boundary or a turn's end. `stored`: in the slot.
+    `rewound`: an operator's rewind took it out of the slot."""
 
 
 class StartTurn(NamedTuple):
@@ -72,6 +73,8 @@ class TurnStart(NamedTuple):
     failures: int
     gap: int | None
     """The round whose tool calls still owe results, when the turn is taken up inside a gap."""
+    rewound: bool = False
+    """A rewind took out what this turn was to answer, and nothing came since."""
 
 
 class RecordRound(NamedTuple):
@@ -122,6 +125,41 @@ class HoldTurn(NamedTuple):
     """Whether the request that led here reached the wire."""
 
 
+class CheckRewind(NamedTuple):
+    """Ask: may the slot be rewound to this place? Answers whether something is left to answer."""
+
+    to: int
+    """The place of the last row that stays; 0 leaves none."""
+
+
+class RewindSlot(NamedTuple):
+    """Ask: take every row behind a place out of the transcript. Answers a `RewindReceipt`.
+
+    Refused while a turn lives. The inbox, wakes and waits are not touched.
+    """
+
+    to: int
+    act: str
+    """Tells one that was done before its asker died from one that is to be done."""
+    by: str
+    at_ms: int
+
+
+class UndoRewind(NamedTuple):
+    """Ask: put back what the last rewind took out. Answers a `RewindReceipt`."""
+
+    by: str
+    at_ms: int
+
+
+class RewindReceipt(NamedTuple):
+    """What a rewind took out of a transcript, or an undo put back. Durable."""
+
+    first: int | None
+    """The places between which it lay; None where there was nothing to take out."""
+    last: int | None
+
+
 class EndTurn(NamedTuple):
     """Ask: end the turn without a last reply. Closes an open gap with `results` first."""
 
@@ -137,6 +175,8 @@ class EndTurn(NamedTuple):
     at_ms: int
     give_back: bool
     """Stop and quiesce give the turn's wakes back as one; the next start runs one fresh turn."""
+    rewind: RewindSlot | None = None
+    """Rewind the slot in the same commit, before the inbox lands. Answers its receipt."""
 
 
 class AttachAgent(NamedTuple):

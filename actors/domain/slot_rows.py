@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from abeyance.storage.store import Store
 from abeyance.storage.tables.blocks import Block
 from abeyance.storage.tables.ownership import Owner
+from abeyance.storage.tables.slots import Cut
 
 from .slot_messages import PlacedRow
 
@@ -18,13 +19,43 @@ def read_owner(store: Store, slot: str) -> tuple[Owner | None, int]:
     return (None, 0) if row is None else (row.record, row.counter)
 
 
+def read_cuts(store: Store, slot: str) -> tuple[Cut, ...]:
+    """The rewinds of a slot whose rows may still be there."""
+    row = store.get("leases", (slot,))
+    cuts: tuple[Cut, ...] = () if row is None else row.record.cuts
+    return cuts
+
+
+def spans(cuts: Iterable[Cut], first: int, last: int | None) -> Iterator[tuple[int, int | None]]:
+    """The parts of a slot from a place on that no cut took out; the last may have no end."""
+    for begin, end in sorted((cut.first, cut.last) for cut in cuts):
+        if last is not None and begin > last:
+            break
+        if begin > first:
+            yield first, begin - 1
+        first = max(first, end + 1)
+    if last is None or first <= last:
+        yield first, last
+
+
 def read_placed(
     store: Store, slot: str, first: int, last: int | None = None, *, limit: int | None = None
 ) -> list[PlacedRow]:
-    """The slot's rows from a sequence on, with their content."""
+    """The slot's rows from a sequence on, with their content; without what was rewound."""
+    placed: list[PlacedRow] = []
+    for begin, end in spans(read_cuts(store, slot), max(first, 1), last):
+        left = None if limit is None else limit - len(placed)
+        if left is None or left > 0:
+            placed += read_span(store, slot, begin, end, limit=left)
+    return placed
+
+
+def read_span(
+    store: Store, slot: str, first: int, last: int | None, *, limit: int | None
+) -> list[PlacedRow]:
+    """The slot's rows of a span as they are stored, rewound or not."""
     placed = []
-    after = (slot, first - 1) if first > 0 else None
-    for key, entry in read_rows(store, "slots", (slot,), after=after, limit=limit):
+    for key, entry in read_rows(store, "slots", (slot,), after=(slot, first - 1), limit=limit):
         if last is not None and int(key[-1]) > last:
             break
         placed.append(PlacedRow(int(key[-1]), entry, read_body(store, slot, entry.entry)))

@@ -31,6 +31,7 @@ from .slot_messages import (
     StartTurn,
     TurnStart,
 )
+from .slot_rewind import check_rewind, mark
 from .slot_rows import read_last
 
 UNKNOWN: Final = "The outcome of this call is unknown: the turn ended before it was told."
@@ -126,6 +127,7 @@ def _open(
 def _granted(book: SlotBook, agent: str, turn: Turn) -> TurnStart:
     lease = book.lease
     assert lease.turn is not None
+    cut = lease.cuts[-1] if lease.cuts else None
     return TurnStart(
         agent=agent,
         turn=lease.turn,
@@ -134,6 +136,7 @@ def _granted(book: SlotBook, agent: str, turn: Turn) -> TurnStart:
         attempts=turn.attempts,
         failures=turn.failures,
         gap=lease.gap,
+        rewound=cut is not None and not cut.answerable and cut.last == book.seq_next - 1,
     )
 
 
@@ -204,6 +207,7 @@ def plan_hold(book: SlotBook, hold: HoldTurn, chain: Chain) -> Plan:
 def plan_end(book: SlotBook, end: EndTurn, chain: Chain) -> Plan:
     """Plan an end without a last reply: an open gap is closed first, then the inbox lands."""
     turn = _held_by(book, end)
+    is_answerable = end.rewind is not None and check_rewind(book, end.rewind)
     results = marker = None
     if book.lease.gap is not None:
         results = book.encode_content(_all_results(book, end))
@@ -218,6 +222,10 @@ def plan_end(book: SlotBook, end: EndTurn, chain: Chain) -> Plan:
     if marker is not None:
         message = f"marker-{end.turn}-{end.token}"
         book.place(draft, message, end.agent, "marker", marker, at_ms=end.at_ms)
+    receipt = None
+    if end.rewind is not None:
+        # Before the inbox lands: what came meanwhile is behind it, and stays.
+        receipt = mark(book, draft, end.rewind, is_answerable=is_answerable)
     if end.give_back:
         entry = book.take_entry()
         wake = Wake(reason="stopped", author=end.agent, at_ms=end.at_ms)
@@ -230,7 +238,7 @@ def plan_end(book: SlotBook, end: EndTurn, chain: Chain) -> Plan:
         failures=end.failures,
         error=end.marker[:2_000] or None,
     )
-    return _finish(book, draft, end.agent, turn, record, chain)
+    return _finish(book, draft, end.agent, turn, record, chain)._replace(answer=receipt)
 
 
 def has_done(book: SlotBook, message: RecordRound | CloseGap | HoldTurn | EndTurn) -> bool:
@@ -324,7 +332,11 @@ def _carry(book: SlotBook, draft: Draft, round_: int) -> None:
         sent=False,
     )
     draft.put("carried", (book.slot, lease.request_next), carried)
-    book.write_lease(draft, request_next=lease.request_next + 1)
+    # What is deleted whole was in none of the rows above; nobody asks for it any more.
+    cuts = tuple(
+        cut for cut in lease.cuts if cut.pruned != cut.last or cut.last == book.seq_next - 1
+    )
+    book.write_lease(draft, request_next=lease.request_next + 1, cuts=cuts)
 
 
 def _sent(book: SlotBook, draft: Draft) -> None:

@@ -11,7 +11,10 @@ import trio
 from abeyance.storage.store import Store
 from abeyance.storage.tables.blocks import Block, TextBlock
 
-from .slot_rows import read_placed
+from .errors import InvalidInputError, UnknownMessageError
+from .ingress import check_name
+from .slot_messages import PlacedRow
+from .slot_rows import read_cuts, read_placed, read_rows, read_span
 
 PAGE_ROWS = 64
 """Rows read before the loop gets a turn."""
@@ -48,18 +51,76 @@ async def read_transcript(
         page = PAGE_ROWS if left is None else min(PAGE_ROWS, left)
         rows = read_placed(store, slot, after + 1, limit=page)
         for row in rows:
-            entry = row.entry
-            yield TranscriptMessage(
-                entry.message,
-                row.seq,
-                entry.entry,
-                entry.author,
-                entry.role,
-                row.blocks,
-                entry.at_ms,
-            )
+            yield _message(row)
         if len(rows) < page:
             return
         after = rows[-1].seq
         left = None if left is None else left - len(rows)
         await trio.lowlevel.checkpoint()
+
+
+async def read_rewound(store: Store, slot: str) -> AsyncIterator[TranscriptMessage]:
+    """Yield the rows that rewinds took out and that are still kept. A checkpoint a page."""
+    reached = 0
+    for cut in sorted(read_cuts(store, slot), key=lambda cut: cut.first):
+        at = max(cut.first, reached + 1)
+        while at <= cut.last:
+            rows = read_span(store, slot, at, cut.last, limit=PAGE_ROWS)
+            for row in rows:
+                yield _message(row)
+            at = rows[-1].seq + 1 if len(rows) == PAGE_ROWS else cut.last + 1
+            await trio.lowlevel.checkpoint()
+        reached = max(reached, cut.last)
+
+
+async def find_place(store: Store, slot: str, to: object) -> int:
+    """The place that a message's id, or a place itself, names. A checkpoint a page.
+
+    Raises:
+        InvalidInputError: It is neither; nothing was done.
+        UnknownMessageError: No message of that id in the slot; nothing was done.
+    """
+    if isinstance(to, int) and not isinstance(to, bool):
+        if to < 0 or to >= 2**63:
+            raise InvalidInputError("to", f"must be a message's id or a place from 0, not {to}")
+        return to
+    if not isinstance(to, str):
+        kind = type(to).__name__
+        raise InvalidInputError("to", f"must be a message's id or a place, not {kind}")
+    check_name(to, "to", reserved=False)
+    known = store.get("ids", (slot, to))
+    if known is not None and known.record.seq is not None:
+        place: int = known.record.seq
+        return place
+    before: tuple[str, int] | None = None
+    while known is None:
+        # Only what came in by `send` has a row by its id; replies and results are looked for.
+        seq = None
+        for key, entry in read_rows(
+            store, "slots", (slot,), after=before, limit=PAGE_ROWS, reverse=True
+        ):
+            seq = int(key[-1])
+            if entry.message == to:
+                return seq
+        if seq is None:
+            break
+        before = (slot, seq)
+        await trio.lowlevel.checkpoint()
+    raise UnknownMessageError(
+        f"the transcript of {slot!r} has no message {to!r}; nothing was done; see the transcript "
+        "for what there is",
+        slot=slot,
+    )
+
+
+def _message(row: PlacedRow) -> TranscriptMessage:
+    entry = row.entry
+    return TranscriptMessage(
+        entry.message,
+        row.seq,
+        entry.entry,
+        entry.author,
+        entry.role,
+        row.blocks,
+        entry.at_ms,
+    )

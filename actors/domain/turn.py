@@ -32,7 +32,15 @@ from .ingress import clean_text, new_message_id
 from .persistence import until_stored
 from .policy import ErrorPolicy, Pacing, ProviderHold
 from .render import render_all
-from .slot_messages import CloseGap, EndTurn, HoldTurn, RecordRound, TurnStart
+from .slot_messages import (
+    CloseGap,
+    EndTurn,
+    HoldTurn,
+    RecordRound,
+    RewindReceipt,
+    RewindSlot,
+    TurnStart,
+)
 from .slot_rows import read_body, read_placed, read_rows
 from .tools import Tool, ToolRunner
 from .verdict import Streak
@@ -41,6 +49,7 @@ from .wait_book import Deferral
 ATTEMPTS_MAX: Final = 3
 """Lives of one turn's task; past it the turn fails with a marker instead of crashing for ever."""
 MARKER_CHARS_MAX: Final = 500
+NOTHING_MARKER: Final = "a rewind took out what this turn was to answer; it made no call"
 ROWS_A_SLICE: Final = 64
 """Rows read before the loop gets a turn."""
 
@@ -83,6 +92,8 @@ class TurnEnded(NamedTuple):
     """The turn is over; its row says how."""
 
     state: str
+    rewound: RewindReceipt | None = None
+    """What the rewind that ended it came to."""
 
 
 class TurnHeld(NamedTuple):
@@ -116,6 +127,9 @@ class TurnTask:
         """Run to the turn's end, or to a hold. Cancelled: the turn's row stands as it is."""
         if self.start.attempts > ATTEMPTS_MAX:
             return await self._fail(f"this turn failed: its task died {ATTEMPTS_MAX} times")
+        if self.start.rewound:
+            await self.end("cancelled", NOTHING_MARKER, give_back=False)
+            return TurnEnded("cancelled")
         try:
             await self._compile()
             if self.start.gap is not None:
@@ -230,13 +244,15 @@ class TurnTask:
         await self.end("failed", text, give_back=False)
         return TurnEnded("failed")
 
-    async def end(self, state: Any, marker: str, *, give_back: bool) -> None:
+    async def end(
+        self, state: Any, marker: str, *, give_back: bool, rewind: RewindSlot | None = None
+    ) -> RewindReceipt | None:
         """End the turn without a last reply. An open gap is closed with what is known now."""
         runner, results = self._seams.runner, []
         for position, call in enumerate(self._open_calls()):
             key = (self.start.agent, self.start.turn, self.round, position)
             results.append(runner.recorded(key, call))
-        await self._ask(
+        receipt: RewindReceipt | None = await self._ask(
             EndTurn,
             state=state,
             marker=marker,
@@ -245,7 +261,9 @@ class TurnTask:
             sent=self.calls.sent,
             at_ms=self._now(),
             give_back=give_back,
+            rewind=rewind,
         )
+        return receipt
 
     async def _ask(self, kind: Callable[..., Any], **fields: Any) -> Any:
         """Ask the slot for a commit, again while it is surely not stored."""

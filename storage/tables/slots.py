@@ -27,7 +27,8 @@ class MessageId(Record, frozen=True, kw_only=True):
 
     KIND = "message_id"
     entry: Seq
-    state: Literal["inbox", "slot", "dead"]
+    state: Literal["inbox", "slot", "dead", "rewound"]
+    """`rewound`: a rewind took it out of the slot, and its content is gone."""
     seq: Seq | None = None
     """Its place in the slot, when it is there."""
     body_crc: Seq
@@ -67,6 +68,26 @@ class Entry(Record, frozen=True, kw_only=True):
     at_ms: Instant
 
 
+class Cut(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One rewind of a slot: rows that are part of the transcript no more, and are deleted later.
+
+    Cuts may overlap: a later one reaches back over an earlier one. Until it is pruned it can be
+    undone, the last one first.
+    """
+
+    first: Seq
+    last: Seq
+    rows: tuple[tuple[Seq, Seq], ...]
+    """Which rows in it a request would have carried, as inclusive ranges."""
+    answerable: bool
+    """Whether what is left ends in something to answer: not in the agent's own words."""
+    pruned: Seq | None = None
+    """Its rows up to this place are deleted."""
+    act: Name
+    by: Annotated[str, Meta(max_length=300)]
+    at_ms: Instant
+
+
 class Lease(Record, frozen=True, kw_only=True):
     """The head of a slot: its live turn, its open tool gap, its next numbers. Never deleted.
 
@@ -84,6 +105,8 @@ class Lease(Record, frozen=True, kw_only=True):
     entry_next: Seq
     seq_next: Seq
     request_next: Seq
+    cuts: tuple[Cut, ...] = ()
+    """The rewinds whose rows are not all deleted, or may be in the last `carried`; oldest first."""
 
 
 class Carried(Record, frozen=True, kw_only=True):

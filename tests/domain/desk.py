@@ -27,7 +27,7 @@ from abeyance.actors.testing import WallClock
 from abeyance.storage import codec
 from abeyance.storage.errors import DiskFullError
 from abeyance.storage.memory import MemoryStore
-from abeyance.storage.store import Append, Done, Put, Request, Store
+from abeyance.storage.store import Append, Committed, Done, Key, Put, Request, Store, Value
 from abeyance.storage.tables.ownership import Owner
 from abeyance.storage.tables.waits import LogLine
 
@@ -67,6 +67,16 @@ def rows(store: Store, table: str, prefix: tuple[Any, ...] = ()) -> dict[tuple[A
     bad = [row for row in found.values() if row is None or isinstance(row, Exception)]
     assert not bad, bad
     return {key: row.record for key, row in found.items()}  # type: ignore[union-attr]
+
+
+def make_unreadable(store: Store, table: str, key: Key) -> None:
+    """Put a row of a later version over a row: this one does not read it."""
+    row = store.get(table, key)
+    assert row is not None
+    made = codec.encode(row.record)
+    value = Value(made.kind, 99, made.body, made.body_crc)
+    (outcome,) = store.commit(Request(puts=(Put(table, key, value),)))
+    assert isinstance(outcome, Committed)
 
 
 def line(text: str) -> Append:

@@ -511,6 +511,8 @@ async def test_group_past_its_intensity_is_parked_alone_and_resumed_with_all_it_
         assert await shown(cy) == ["user: hi", "assistant: fine"]
         with pytest.raises(AgentParkedError):
             await live.ana.wait_idle()
+        with pytest.raises(AgentParkedError):
+            await live.ana.rewind(to=0, requester="ops")
         if actor == "slot":
             with pytest.raises(AgentParkedError):
                 await live.ana.send("nobody takes it")

@@ -410,6 +410,9 @@ async def test_after_the_end_every_verb_says_so(world: World, virtual_time: Mock
         lambda: runtime.add_agent(spec()),
         lambda: runtime.release_provider_wait("ana", requester="ops"),
         lambda: anext(ana.transcript()),
+        lambda: anext(ana.rewound()),
+        lambda: ana.rewind(to=0, requester="ops"),
+        lambda: ana.undo_rewind(requester="ops"),
     ]
     for call in calls:
         with pytest.raises(RuntimeClosedError):

@@ -10,8 +10,15 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from abeyance.actors.domain.errors import LeaseLostError
-from abeyance.actors.domain.slot_messages import NothingToDo, Receipt, TurnStart
+from abeyance.actors.domain.errors import InvalidInputError, LeaseLostError, RewindRefusedError
+from abeyance.actors.domain.slot_messages import (
+    NothingToDo,
+    Receipt,
+    RewindSlot,
+    TurnStart,
+    UndoRewind,
+)
+from abeyance.actors.testing import WallClock
 
 from .desk import DeskStore, outcomes_of, rows
 from .slots import (
@@ -35,6 +42,7 @@ OPERATIONS = (
     *("boundary", "boundary", "reply", "hold", "end", "stop", "late", "kill", "crash", "refuse"),
 )
 Step = tuple[str, int]
+NOW_MS = WallClock().now_ms()
 
 
 class Model:
@@ -54,11 +62,32 @@ class Model:
         self.attempts = 0
         self.injects = True
         self.carried: list[tuple[int, int, list[int], bool]] = []
+        self.places: list[int] = []
+        self.seq_next = 1
+        self.rewinds: list[tuple[int, list[str], list[int]]] = []
+
+    def put(self, row: str) -> None:
+        self.transcript.append(row)
+        self.places.append(self.seq_next)
+        self.seq_next += 1
 
     def sendable(self) -> list[int]:
-        return [
-            place + 1 for place, row in enumerate(self.transcript) if not row.startswith("marker")
-        ]
+        rows = zip(self.places, self.transcript, strict=True)
+        return [place for place, row in rows if not row.startswith("marker")]
+
+    def rewind(self, to: int) -> None:
+        at = len([place for place in self.places if place <= to])
+        if self.places[at:]:
+            self.rewinds.append((self.seq_next, self.transcript[at:], self.places[at:]))
+            del self.transcript[at:], self.places[at:]
+
+    def undo(self) -> bool:
+        if self.state == "running" or not self.rewinds or self.rewinds[-1][0] != self.seq_next:
+            return False
+        _, transcript, places = self.rewinds.pop()
+        self.transcript += transcript
+        self.places += places
+        return True
 
     def carry(self) -> None:
         self.carried.append((self.turns, self.round + 1, self.sendable(), False))
@@ -76,7 +105,7 @@ class Model:
         return "stored"
 
     def land(self, words: str, own: bool) -> None:
-        self.transcript.append(f"{'assistant' if own else 'user'}: {words}")
+        self.put(f"{'assistant' if own else 'user'}: {words}")
 
     def drain(self) -> None:
         for words, own in self.inbox:
@@ -106,13 +135,13 @@ class Model:
         self.sent()
         self.round += 1
         self.attempts = 1
-        self.transcript.append(" ".join([f"assistant: {words}", *(f"<{call}>" for call in calls)]))
+        self.put(" ".join([f"assistant: {words}", *(f"<{call}>" for call in calls)]))
         self.gap = calls
         if not calls:
             self.over("none")
 
     def place_results(self) -> None:
-        self.transcript.append("results: " + " ".join(f"={call}" for call in self.gap))
+        self.put("results: " + " ".join(f"={call}" for call in self.gap))
         self.gap = []
 
     def boundary(self) -> list[str]:
@@ -132,7 +161,7 @@ class Model:
     def end(self, give_back: bool) -> None:
         if self.gap:
             self.place_results()
-        self.transcript.append("marker: over")
+        self.put("marker: over")
         self.given_back += give_back
         self.over("none")
 
@@ -184,7 +213,8 @@ class Life:
         known = ids[self.model.entries[words]]
         receipt = await self.room.slot.ask(accept(words, known=known))
         inboxed = any(words == each for each, _ in self.model.inbox)
-        state: Any = "accepted" if inboxed else "stored"
+        landed = any(row.endswith(f": {words}") for row in self.model.transcript)
+        state: Any = "accepted" if inboxed else "stored" if landed else "rewound"
         assert receipt == Receipt(known, self.model.entries[words], state)
 
     async def do_start(self, number: int) -> None:
@@ -277,6 +307,27 @@ class Life:
         old = self.turn._replace(token=self.turn.token - 1)
         late = (record(old, 1, "x"), close(old, 1, "c"), hold(old), end(old))[number]
         await self._refused_or(False, late)
+
+    async def do_rewind(self, number: int) -> None:
+        self.serial += 1
+        places = [0, *self.model.places]
+        to = places[-1 - number % len(places)]
+        act = RewindSlot(to, f"act{self.serial}", "api:ops", NOW_MS)
+        row = dict(zip(self.model.places, self.model.transcript, strict=True)).get(to, "")
+        if self._running or "<" in row:
+            with pytest.raises((RewindRefusedError, InvalidInputError)):
+                await self.room.slot.ask(act)
+            return
+        await self.room.slot.ask(act)
+        self.model.rewind(to)
+
+    async def do_undo(self, number: int) -> None:
+        undo = UndoRewind("api:ops", NOW_MS)
+        if self.model.undo():
+            await self.room.slot.ask(undo)
+            return
+        with pytest.raises(RewindRefusedError):
+            await self.room.slot.ask(undo)
 
     async def do_kill(self, number: int) -> None:
         self.reborn = True
