@@ -532,6 +532,9 @@ class Cell:
                 if envelope[1] is target:
                     del lane[place]
                     found = True
+                    self.box.set_room()
+                    if self.box.watched:
+                        self.box.shrank()
                     break
         inflight = self.inflight
         if inflight is not None and inflight[1] is target and inflight[2] != SETTLED:
@@ -539,7 +542,8 @@ class Cell:
             found = True
         if found:
             self.handled += 1
-            if self.state == "stopping" and not self.owed:
+            # Those that have expired are owed to nobody who waits.
+            if self.state == "stopping" and all(each.settled for each in self.owed):
                 self.box.wake()
             if self.idle is not None:
                 self.settle_idle()

@@ -4,7 +4,8 @@ Invariants:
     I1. `_outcome` is published by one atomic `dict.setdefault`: the first settler wins, and every
         other learns that it lost.
     I2. A callback is called exactly once: it is appended, then the outcome is looked at again;
-        the settler publishes, then pops. Both orders pop it, and a pop is atomic.
+        the settler publishes, then pops. Both orders pop it, and a pop is atomic. A task that is
+        about to wait takes its own back instead of calling it.
     I3. A callback does not raise: one that did in `run_sync_soon` would end the trio run.
 
 Runs on whichever thread settles, gets or awaits.
@@ -131,6 +132,17 @@ class _TaskWaiter:
         task, self.task = self.task, None
         if task is not None:
             reschedule(task)
+
+    def withdrawn(self) -> bool:
+        """Take it back before its task sleeps; False where the settler has it, and will wake it.
+
+        Calling it here instead would reschedule a task that runs, which ends the whole run.
+        """
+        try:
+            self.callbacks.remove(self)
+        except ValueError:
+            return False
+        return True
 
     def abort(self, _raise_cancel: object) -> Abort:
         self.task = None
@@ -282,8 +294,10 @@ class TrioFuture(Target, pykka.Future[T]):
                 check_ring(STANCE.get()[0], *self._ring)
             callbacks = self.__dict__.setdefault("_callbacks", [])
             waiter = _TaskWaiter(task, callbacks)
-            self.on_done(waiter)
-            if waiter.task is not None:
+            callbacks.append(waiter)
+            if self.settled and waiter.withdrawn():
+                yield from checkpoint().__await__()  # noqa: ASYNC105
+            else:
                 yield from wait_task_rescheduled(waiter.abort).__await__()  # noqa: ASYNC105
         else:
             yield from checkpoint().__await__()  # noqa: ASYNC105

@@ -28,6 +28,7 @@ mailbox, which falls to whoever finds it.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Hashable
@@ -66,6 +67,7 @@ HALT: Final = 2
 KILL: Final = 4
 
 NO_ALARM: Final = float("inf")
+_suspensions = itertools.count(1)
 _FLAGS: Final = {STOP_NOW: "stop_now", HALT: "halt", KILL: "kill"}
 _KEYLESS: Final = frozenset({ProxyCall, ProxyGetAttr, ProxySetAttr, Replayed})
 
@@ -159,7 +161,7 @@ class Mailbox:
         self.unstashed = 0  # How many of `returned` were put there by unstashing.
         self.marks = make_marks(self, kind.mailbox_high, kind.mailbox_low)
         self.watched = False
-        self.suspended = False
+        self.suspended = 0  # Which suspension it is in, of all there were; 0 is none.
         self.restarting = False  # Between incarnations.
         self.peak = 1  # So that an actor which never has more than one never pays for it.
         self.dead: dict[str, int] | None = None
@@ -470,9 +472,9 @@ class Mailbox:
     def suspend(self, on: bool) -> bool:
         """Serve the user lane no more, or again. Return whether that changed anything."""
         with self.cell.system.lock:
-            if self.closed or self.suspended is on:
+            if self.closed or bool(self.suspended) is on:
                 return False
-            self.suspended = on
+            self.suspended = next(_suspensions) if on else 0
         if self.cell.actor_class.while_suspended == "fail":
             self.set_room()
         self.urgent = True
@@ -509,14 +511,17 @@ class Mailbox:
 
     def attend(self) -> None:
         """Wake a sleeping consumer, or bury what was put into a closed mailbox."""
-        if self.closed:
-            bury(self.cell)
-            return
         if get_ident() == self.ident:
             self.wake()
             return
         self.attention = False
         self.spin = True
+        # Looked at only now: it may have been closed before `attention` was taken back, and whoever
+        # puts something after that must see that it is to be buried.
+        if self.closed:
+            self.attention = True
+            bury(self.cell)
+            return
         try:
             self._token.run_sync_soon(self.wake)
         except trio.RunFinishedError:
@@ -591,7 +596,7 @@ class Mailbox:
             capacity=self.capacity,
             peak=self.peak,
             waiting=len(self.waiting or ()),
-            suspended=self.suspended,
+            suspended=bool(self.suspended),
             above_high=self.marks is not None and self.marks.level != BELOW,
             dead=dead,
         )

@@ -16,10 +16,12 @@ Runs in the cell's task.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final
 
+import trio
 from pykka.messages import ProxyCall, ProxyGetAttr, ProxySetAttr
 from trio.lowlevel import checkpoint, current_task, wait_task_rescheduled
 
@@ -45,6 +47,7 @@ from .mailbox import HALT, KILL, NEVER, STOP_NOW
 from .reporting import log_returned
 from .settling import HALTED, STOPPED, STOPPED_NOW, bury_one
 from .watchdog import one_checkpoint
+from .wheel import TICKS_PER_S
 
 if TYPE_CHECKING:
     from .actor import TrioActor
@@ -76,8 +79,9 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
     special: frozenset[type] = SPECIAL if cell.system.faults is None else frozenset()
     task = current_task()
     abort = box.abort
-    # The incarnation before may have left something in the lanes.
-    box.urgent = bool(box.control or box.internal or box.suspended)
+    # The incarnation before may have left something in the lanes. Not only where they hold
+    # something: what another thread put between such a look and this would be slept over.
+    box.urgent = True
     # What the lane held at `mark` is taken when `ahead` more messages are: the rest came after it.
     # Not every message is counted, so that `since` may lag, and never leads.
     mark = clock()
@@ -131,7 +135,7 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
                             result = await (one_checkpoint(result, cell) if watched else result)
                         if result is LATER:
                             cell.inflight = None
-                            continue
+                            handled -= 1  # It is owed.
                     if cell.inflight is not envelope:
                         _forget_owed(cell)
                     handled += 1
@@ -139,6 +143,8 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
                     if target._outcome is not None:
                         cell.inflight = None
                         bury_one(cell, envelope, "expired")
+                        if clock() > until:
+                            break
                         continue
                     if message.__class__ is StopPill:
                         cell.inflight = None
@@ -301,10 +307,14 @@ async def _serve_urgent(cell: Cell, actor: TrioActor) -> str | None:
 async def _serve_suspended(cell: Cell, actor: TrioActor) -> str | None:
     """Serve control flags and the internal lane until the user lane is resumed."""
     box = cell.box
-    # A stop pill in the lane is not taken any more. One that comes from now on is looked for by
-    # its sender, who looks at `suspended` after appending it.
-    cell.take_pills()
+    looked_at = 0
     while box.suspended:
+        # A stop pill in the lane is not taken any more. One that comes from now on is looked for
+        # by its sender, who looks at `suspended` after appending it. Resumed and suspended again
+        # between two looks at the lanes, it is another suspension, and has pills of its own.
+        if looked_at != box.suspended:
+            looked_at = box.suspended
+            cell.take_pills()
         if box.urgent:
             how = await _serve_urgent(cell, actor)
             if how is not None:
@@ -359,12 +369,24 @@ def _take_pill(cell: Cell, target: Target) -> None:
 async def serve_owed(cell: Cell, actor: TrioActor) -> None:
     """Serve the internal lane until no reply is owed, or a stop now comes."""
     box = cell.box
+    expires_at = -math.inf
     while any(target._outcome is None for target in cell.owed):
         if box.urgent:
             if await _serve_urgent(cell, actor) is not None:
                 return
-        else:
+            continue
+        if expires_at <= trio.current_time():
+            expires_at = _expires_at(cell)
+        with trio.move_on_at(expires_at):
             await _wait_internal(cell)
+
+
+def _expires_at(cell: Cell) -> float:
+    """When the first ask that is owed a reply has expired, of which nobody tells the actor."""
+    waiting = (target._deadline for target in cell.owed if target._outcome is None)
+    first = min((deadline for deadline in waiting if deadline is not None), default=math.inf)
+    left_s = max(0.0, first - cell.system.wheel.now())
+    return trio.current_time() + left_s + 1.5 / TICKS_PER_S
 
 
 async def _wait_internal(cell: Cell) -> None:

@@ -96,7 +96,7 @@ def _is_settled(cell: Cell) -> bool:
     box = cell.box
     if box.internal or box.control:
         return False
-    return box.suspended or not (box.user or box.returned)
+    return bool(box.suspended) or not (box.user or box.returned)
 
 
 def _said(system: ActorSystem, own_calls: int) -> list[str]:
