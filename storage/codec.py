@@ -40,6 +40,9 @@ from .tables import TABLES
 from .tables.blocks import TextBlock
 from .tables.slots import Body
 
+IGNORABLE: Final = "~"
+"""A kind that begins so may be taken for no row by a version that does not know it. Whoever adds a
+kind decides: one that must hold back who does not understand it does not begin so."""
 _HEAD: Final = struct.Struct(">4sQ3sI")
 _SUM: Final = struct.Struct(">QI")
 _PLAIN: Final = b"\x85\xa1c\xcf"
@@ -303,7 +306,8 @@ def _open_slowly(table: str, key: bytes, raw: bytes) -> _Header:
         _refuse_row(table, key, "checksum")
     known = _BY_TABLE[table].get(kind)
     if known is None:
-        _refuse_row(table, key, f"unknown kind {kind!r:.80}")
+        safe = kind.startswith(IGNORABLE)
+        _refuse_row(table, key, f"unknown kind {kind!r:.80}", ignorable=safe)
     if version != known.version:
         _refuse_row(table, key, f"version {version} of {kind}; this program reads {known.version}")
     return _Header(counter, known, allotted, body)
@@ -313,7 +317,7 @@ def _refuse_extension(code: int, data: bytes) -> NoReturn:
     raise ValueError(f"extension type {code}")
 
 
-def _refuse_row(table: str, key: bytes, cause: str) -> NoReturn:
+def _refuse_row(table: str, key: bytes, cause: str, *, ignorable: bool = False) -> NoReturn:
     try:
         named: Key | bytes = decode_key(key)
     except ValueError:
@@ -324,6 +328,7 @@ def _refuse_row(table: str, key: bytes, cause: str) -> NoReturn:
         table=table,
         key=named,
         cause=cause,
+        ignorable=ignorable,
     ) from None
 
 

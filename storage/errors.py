@@ -98,12 +98,17 @@ class InvalidRecordError(StorageError, ValueError):
 
 
 class UnreadableRecordError(StorageError):
-    """A row is there and can't be trusted. It and only it is refused; it was not changed."""
+    """A row is there and can't be trusted. It and only it is refused; it was not changed.
+
+    `ignorable`: a newer version wrote it and says that a reader who does not know its kind may take
+    it for no row.
+    """
 
     code = "unreadable_record"
     table: str
     key: Any
     cause: str
+    ignorable: bool = False
 
 
 class NewerFormatError(StorageError):

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, NoReturn
 
 from .errors import InvalidRequestError
@@ -81,6 +82,15 @@ def decode_key(raw: bytes) -> Key:
         else:
             raise ValueError(f"a key part of unknown type {code}")
     return tuple(parts)
+
+
+def decode_leading(raw: bytes) -> Key:
+    """Decode the first parts of a damaged key: those before the damage, possibly none."""
+    for end in range(len(raw), 0, -1):
+        if raw[end - 1] == 0 or end == len(raw):
+            with suppress(ValueError):
+                return decode_key(raw[:end])
+    return ()
 
 
 def encoder(shape: tuple[type, ...]) -> Callable[[Key], bytes]:

@@ -35,6 +35,7 @@ from .protocol import (
     WatchHolder,
 )
 from .redelivery import Redelivered
+from .unreadable import EVERY
 from .wait_book import Deferral, WaitBook
 
 
@@ -79,15 +80,15 @@ class Gate(TrioActor):
     def on_receive(self, message: Any) -> Any:
         match message:
             case Admit() | Peek():
+                exempt = message.purpose == "ephemeral"
                 if self.kept.settling:
                     # A statement of this agent is on its way to the book: the ledger answers
                     # behind it.
-                    check = CheckWait(self._agent, message.model)
+                    check = CheckWait(self._agent, message.model, exempt)
                     self.ask(self._ledger, check, tag=(message, self.later()))
                     return LATER
-                deferral = self._paused(
-                    message.model, self._book.deferral(self._agent, message.model)
-                )
+                wait = self._book.deferral(self._agent, message.model, exempt=exempt)
+                deferral = self._paused(message.model, wait)
                 if isinstance(message, Peek):
                     return deferral
                 # Settled here, with the permit: a crash behind this leaves both or neither.
@@ -120,14 +121,15 @@ class Gate(TrioActor):
         self.kept.permits.pop(settlement.permit.id, None)
         for pause in settlement.pauses:
             self.kept.pauses.begin(pause)
-        if settlement.states is None:
+        permit = settlement.permit
+        if settlement.states is None or permit.purpose == "ephemeral" or permit.model == EVERY:
             return None
         deadline_ms, reason = settlement.states
         reply = self.later()
-        self.kept.settling[settlement.permit.id] = (settlement, reply)
+        self.kept.settling[permit.id] = (settlement, reply)
         self.ask(
             self._ledger,
-            RecordWait(self._agent, settlement.permit.model, deadline_ms, reason),
+            RecordWait(self._agent, permit.model, deadline_ms, reason),
             tag=(settlement, reply),
             fact=True,
         )
@@ -148,10 +150,10 @@ class Gate(TrioActor):
         else:
             reply_.set(answer.value)
 
-    def _paused(self, model: str, wait: Deferral | None) -> Deferral | None:
+    def _paused(self, model: str | None, wait: Deferral | None) -> Deferral | None:
         """What holds a call to a model: its wait, or what pauses the whole agent."""
         pause = self.kept.pauses.binding(self._clock.now_ms())
-        return longest(self._agent, model, wait, pause)
+        return longest(self._agent, model or EVERY, wait, pause)
 
     def _admit(self, message: Admit, deferral: Deferral | None, reply: Reply) -> None:
         """Give a permit, or say why not. Whoever gave up asking takes none."""
@@ -160,7 +162,7 @@ class Gate(TrioActor):
             kept.deferred += 1
             reply.set(deferral)
             return
-        permit = Permit(next(kept.ids), self._agent, message.model, message.purpose)
+        permit = Permit(next(kept.ids), self._agent, message.model or EVERY, message.purpose)
         if reply.set(permit):
             kept.permits[permit.id] = permit
             kept.admitted += 1

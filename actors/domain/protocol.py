@@ -51,10 +51,14 @@ class ReleaseReceipt(NamedTuple):
 
 
 class CheckWait(NamedTuple):
-    """Ask: does a wait bind this key? Answers a `Deferral` or None."""
+    """Ask: does a wait bind this key? Answers a `Deferral` or None.
+
+    `exempt`: what cannot be read holds nothing.
+    """
 
     agent: str
-    model: str
+    model: str | None
+    exempt: bool = False
 
 
 class RecordWait(NamedTuple):
@@ -90,17 +94,27 @@ class WaitLifted(NamedTuple):
 # -- to the gate -----------------------------------------------------------------------------
 
 
-class Admit(NamedTuple):
-    """Ask: a permit for one call to this model. Answers a `Permit` or a `Deferral`."""
+Purpose: TypeAlias = Literal["turn", "auxiliary", "ephemeral"]
+"""What a call is for. One for an ephemeral run is held by no record that cannot be read, and what
+it states is not recorded under the agent's name."""
 
-    model: str
-    purpose: Literal["turn", "auxiliary"]
+
+class Admit(NamedTuple):
+    """Ask: a permit for one call to this model. Answers a `Permit` or a `Deferral`.
+
+    A model of None is a call that names none: it is held by what cannot be read of any model, and
+    what it states can be recorded for none.
+    """
+
+    model: str | None
+    purpose: Purpose
 
 
 class Peek(NamedTuple):
     """Ask: would a call to this model be admitted now? Answers a `Deferral` or None."""
 
-    model: str
+    model: str | None
+    purpose: Purpose = "turn"
 
 
 class Settle(NamedTuple):

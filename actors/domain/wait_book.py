@@ -5,7 +5,8 @@ Invariants:
         stood before it, a wait binds where it outlasts it. An act binds from the moment it is made.
     I2  A wait binds while its deadline is later than now; one without a deadline binds until it is
         released. Expiry writes nothing.
-    I3  A row that cannot be read holds exactly its key until it reads again or is released.
+    I3  What cannot be read holds as far as it is unknown (`unreadable`), until it reads again or is
+        released.
 
 Read by anyone on the loop thread; written by the ledger actor only.
 """
@@ -13,20 +14,20 @@ Read by anyone on the loop thread; written by the ledger actor only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from abeyance.actors.core.clock import Clock
-from abeyance.storage.errors import UnreadableRecordError
-from abeyance.storage.store import Store
-from abeyance.storage.tables.fields import REASON_CHARS_MAX
-from abeyance.storage.tables.waits import Wait, WaitReleased
+from abeyance.storage.errors import StorageError, StoreClosedError, UnreadableRecordError
+from abeyance.storage.store import Row, Store
+from abeyance.storage.tables.waits import Override, Wait, WaitReleased
 
 from .limits import RECHECK_MS as RECHECK_MS
-
-UNREADABLE_ACT: Final = "unreadable"
-
+from .unreadable import EVERY, Overrides, StandIn, Unreadable
+from .unreadable import Episodes as Episodes
+from .unreadable import WaitWatcher as WaitWatcher
 
 HoldCause: TypeAlias = Literal["wait", "unreadable", "quota", "cooldown", "host", "account"]
+ActRecord: TypeAlias = Wait | WaitReleased | Override
 
 
 class ProviderWait(NamedTuple):
@@ -34,6 +35,7 @@ class ProviderWait(NamedTuple):
 
     agent: str
     model: str
+    """`*` where recorded waits cannot be read and every model is held."""
     deadline_ms: int | None
     """Epoch milliseconds; None has no end of its own and is ended by a release."""
     reason: str
@@ -51,54 +53,17 @@ class Deferral(NamedTuple):
 
 
 class WaitAct:
-    """One statement or release on its way to storage."""
+    """One statement or release on its way to storage: what becomes of one row of one table."""
 
     # `durable`: storage holds it, or something that outlasts it.
 
-    __slots__ = ("durable", "key", "record")
+    __slots__ = ("durable", "key", "record", "table")
 
-    def __init__(self, key: tuple[str, str], record: Wait | WaitReleased) -> None:
+    def __init__(self, key: tuple[Any, ...], record: ActRecord, table: str = "waits") -> None:
         self.key = key
         self.record = record
+        self.table = table
         self.durable = False
-
-
-class WaitWatcher(Protocol):
-    """Who is told of what an operator should know. Called on the loop thread; does not raise."""
-
-    def bound(self, key: tuple[str, str], wait: Wait) -> None:
-        """A wait began to bind a key, in this process at least."""
-
-    def unreadable(self, agent: str, model: str, reason: str, episode: str) -> None:
-        """Whether waits bind this agent and model, either of them `*`, cannot be known any more."""
-
-
-class Episodes:
-    """What cannot be read at present: each is told of once, however often it is read in vain.
-
-    An episode ends when the same can be read again, or was released; and with the process.
-    """
-
-    def __init__(self, process: str) -> None:
-        self._process = process
-        self._open: dict[tuple[str, str], str] = {}
-        self._count = 0
-        self.watcher: WaitWatcher | None = None
-
-    def begin(self, agent: str, model: str, reason: str) -> str:
-        """Note that something cannot be read; return the fingerprint of its episode."""
-        episode = self._open.get((agent, model))
-        if episode is None:
-            self._count += 1
-            episode = self._open[agent, model] = f"{self._process}:{self._count}"
-            if self.watcher is not None:
-                self.watcher.unreadable(agent, model, reason, episode)
-        return episode
-
-    def end(self, agent: str, model: str) -> None:
-        """Note that it can be read, or does not matter any more."""
-        if self._open:
-            self._open.pop((agent, model), None)
 
 
 class WaitBook:
@@ -109,103 +74,189 @@ class WaitBook:
         self._clock = clock
         self.pending: list[WaitAct] = []
         """Acts made here and not known to be stored, in order."""
-        self.episodes = Episodes(store.nonce)
-        self._by_key: dict[tuple[str, str], list[WaitAct]] = {}
-        """The same by key, so that an admission looks at no other key's."""
+        self._by_key: dict[tuple[str, tuple[Any, ...]], list[WaitAct]] = {}
+        """The same by table and key, so that an admission looks at no other key's."""
+        self.overrides = Overrides(store)
+        self.unreadable = Unreadable(store, clock, self.overrides)
+        self.episodes = self.unreadable.episodes
+
+    # -- acts, the ledger's --------------------------------------------------------------------
 
     def add(self, acts: Sequence[WaitAct]) -> None:
-        """Have acts bind from now on, behind what is pending. The ledger's."""
+        """Have acts bind from now on, behind what is pending."""
         self.pending.extend(acts)
         for act in acts:
-            self._by_key.setdefault(act.key, []).append(act)
+            self._by_key.setdefault((act.table, act.key), []).append(act)
+            if isinstance(act.record, Override):
+                agent, model, what = act.key
+                self.overrides.note((agent, model, what), act.record)
+                if what == "unreadable":
+                    self.episodes.end(agent, model)
+            elif isinstance(act.record, WaitReleased) and act.table == "waits":
+                # What is released need not be readable, and is told of again where it stays so.
+                self.unreadable.mend(act.key)
 
     def pending_of(self, key: tuple[str, str]) -> Sequence[WaitAct]:
         """A key's pending acts, in order."""
-        return self._by_key.get(key, ())
+        return self._by_key.get(("waits", key), ())
 
     def drop_durable(self) -> list[WaitAct]:
-        """Take out the pending acts that are durable by now, and return them. The ledger's."""
+        """Take out the pending acts that are durable by now, and return them."""
         done = [act for act in self.pending if act.durable]
         if done:
             self.pending[:] = [act for act in self.pending if not act.durable]
-            for key in {act.key for act in done}:
-                left = [act for act in self._by_key[key] if not act.durable]
+            for place in {(act.table, act.key) for act in done}:
+                left = [act for act in self._by_key[place] if not act.durable]
                 if left:
-                    self._by_key[key] = left
+                    self._by_key[place] = left
                 else:
-                    del self._by_key[key]
+                    del self._by_key[place]
         return done
 
-    def deferral(self, agent: str, model: str) -> Deferral | None:
-        """Why a call to this key may not be made now, or None."""
-        try:
-            wait = self.binding((agent, model))
-        except UnreadableRecordError as error:
-            reason = _unreadable(error)
-            self.episodes.begin(agent, model, reason)
-            return Deferral(agent, model, None, reason, "unreadable")
-        self.episodes.end(agent, model)
+    def forget(self, agent: str) -> None:
+        """Read anew what is remembered of an agent: another process may have owned it."""
+        self.unreadable.forget(agent)
+        for act in self.pending:
+            if isinstance(act.record, Override) and act.key[0] == agent:
+                self.overrides.note(act.key, act.record)
+
+    # -- what binds ----------------------------------------------------------------------------
+
+    def deferral(self, agent: str, model: str | None, *, exempt: bool = False) -> Deferral | None:
+        """Why a call to this key may not be made now, or None.
+
+        Args:
+            model: None for a call that names no model: what cannot be read holds it, whichever
+                model's it is.
+            exempt: Whether what cannot be read holds nothing.
+        """
+        if not exempt:
+            stand_in = self._wide(agent, model)
+            if stand_in is None and model is None:
+                stand_in = self._any_unreadable(agent)
+            if stand_in is not None:
+                shown = EVERY if model is None else model
+                return Deferral(agent, shown, None, stand_in.reason, "unreadable")
+        if model is None:
+            return None
+        wait = self.binding((agent, model))
+        if isinstance(wait, StandIn):
+            return None if exempt else Deferral(agent, model, None, wait.reason, "unreadable")
         if wait is None:
             return None
         return Deferral(agent, model, wait.deadline_ms, wait.reason, "wait")
 
-    def binding(self, key: tuple[str, str]) -> Wait | None:
-        """The wait that binds a key, or None.
+    def _wide(self, agent: str, model: str | None) -> StandIn | None:
+        stand_in = self.unreadable.wide(agent)
+        if stand_in is None or self.unreadable.lifted(agent, model or EVERY, stand_in):
+            return None
+        return stand_in
 
-        Raises:
-            UnreadableRecordError: Whether one binds cannot be known.
-        """
-        return self._live(self._folded(key))
+    def _any_unreadable(self, agent: str) -> StandIn | None:
+        """What cannot be read of any of an agent's models."""
+        for key, row in self._store.scan("waits", (agent,)):
+            if isinstance(row, UnreadableRecordError):
+                found = self.binding((agent, str(key[-1])))
+                if isinstance(found, StandIn):
+                    return found
+        return None
 
-    def _folded(self, key: tuple[str, str]) -> Wait | WaitReleased | None:
-        acts = [act.record for act in self._by_key.get(key, ())]
-        record: Wait | WaitReleased | None
-        if not any(isinstance(act, WaitReleased) for act in acts):
-            row = self._store.get("waits", key)
-            record = None if row is None else row.record
-        else:
+    def binding(self, key: tuple[str, str]) -> Wait | StandIn | None:
+        """The wait that binds a key, or None; a stand-in where that cannot be known."""
+        acts = [act.record for act in self._by_key.get(("waits", key), ())]
+        record: ActRecord | StandIn | None = None
+        if any(isinstance(act, WaitReleased) for act in acts):
             # What a release ends need not be readable.
-            record = None
             while not isinstance(record, WaitReleased):
                 record = acts.pop(0)
+        else:
+            record = self.stored(key)
+        if isinstance(record, StandIn):
+            return record
         for act in acts:
             record = apply(record, act)
-        return record
+        return self._live(record)
+
+    def stored(self, key: tuple[str, str]) -> Wait | StandIn | None:
+        """The wait that storage holds of a key, in force or ended; None where it was released; a
+        stand-in where it cannot be read and nobody released it."""
+        row = self.unreadable.read(key)
+        if isinstance(row, StandIn):
+            return None if self.unreadable.lifted(*key, row) else row
+        return None if row is None else self._unreleased(key, row)
+
+    def _unreleased(self, key: tuple[Any, ...], row: Row) -> Wait | None:
+        """The wait in a row, unless it was released when it could not be read."""
+        record = row.record
+        if not isinstance(record, Wait) or len(key) != 2:
+            return None
+        return None if record.set_ms <= self.overrides.released_ms(*key) else record
 
     def listing(self, agent: str | None = None) -> tuple[ProviderWait, ...]:
-        """The waits in force, of one agent or of all, by agent and model."""
-        found: dict[tuple[str, str], Wait | WaitReleased] = {}
-        for key, row in self._store.scan("waits", () if agent is None else (agent,)):
-            # A key that cannot be read is shown as far as it can be.
-            name = (str(key[0]) if key else "*", str(key[1]) if len(key) > 1 else "*")
-            if isinstance(row, UnreadableRecordError):
-                found[name] = Wait(
-                    deadline_ms=None,
-                    reason=_unreadable(row),
-                    set_ms=self._clock.now_ms(),
-                    act=UNREADABLE_ACT,
-                )
-            elif isinstance(row, Exception):
-                raise row
-            elif row is not None:
-                found[name] = row.record
+        """The waits in force, of one agent or of all, by agent and model; first, as waits on `*`,
+        what holds every model because it cannot be read."""
+        found: dict[tuple[str, str], Wait] = {}
+        try:
+            for key, row in self._store.scan("waits", () if agent is None else (agent,)):
+                if isinstance(row, Exception) or ("waits", key) in self._by_key:
+                    self._list(found, key)
+                elif (wait := self._live(self._unreleased(key, row))) is not None:
+                    found[key] = wait  # type: ignore[index]
+        except StoreClosedError:
+            raise
+        except StorageError as error:
+            self.unreadable.note_table(error)
         for act in self.pending:
-            if agent is None or act.key[0] == agent:
-                found[act.key] = apply(found.get(act.key), act.record)
-        return tuple(
-            ProviderWait(*key, wait.deadline_ms, wait.reason, wait.set_ms)
-            for key, record in sorted(found.items())
-            if (wait := self._live(record)) is not None
+            if act.table == "waits" and agent in (None, act.key[0]):
+                self._list(found, act.key)
+        return (
+            *self._listed_wide(agent),
+            *(
+                ProviderWait(*key, wait.deadline_ms, wait.reason, wait.set_ms)
+                for key, wait in sorted(found.items())
+            ),
         )
 
-    def _live(self, record: Wait | WaitReleased | None) -> Wait | None:
+    def _list(self, found: dict[tuple[str, str], Wait], key: tuple[Any, ...]) -> None:
+        if [type(part) for part in key] != [str, str]:
+            return  # A damaged key; `_listed_wide` shows it.
+        agent, model = key
+        wait = self.binding((agent, model))
+        if isinstance(wait, StandIn):
+            if wait.scope != (agent, model):
+                return
+            wait = _shown(wait)
+        if wait is None:
+            found.pop((agent, model), None)
+        else:
+            found[agent, model] = wait
+
+    def _listed_wide(self, agent: str | None) -> list[ProviderWait]:
+        if agent is None:
+            standing = self.unreadable.all_wide()
+        else:
+            stand_in = self.unreadable.wide(agent)
+            standing = [] if stand_in is None else [stand_in]
+        shown = []
+        for stand_in in standing:
+            name = stand_in.scope[0] if agent is None else agent
+            if not self.unreadable.lifted(name, EVERY, stand_in):
+                wait = _shown(stand_in)
+                shown.append(ProviderWait(name, EVERY, None, wait.reason, wait.set_ms))
+        return shown
+
+    def _live(self, record: ActRecord | None) -> Wait | None:
         if not isinstance(record, Wait):
             return None
         over = record.deadline_ms is not None and record.deadline_ms <= self._clock.now_ms()
         return None if over else record
 
 
-def apply(record: Wait | WaitReleased | None, act: Wait | WaitReleased) -> Wait | WaitReleased:
+def _shown(stand_in: StandIn) -> Wait:
+    return Wait(deadline_ms=None, reason=stand_in.reason, set_ms=stand_in.read_ms, act="unreadable")
+
+
+def apply(record: ActRecord | None, act: ActRecord) -> ActRecord:
     """What a key's record is after an act. Applying the same acts twice changes nothing."""
     if isinstance(act, Wait) and isinstance(record, Wait):
         return act if outlasts(act.deadline_ms, record.deadline_ms) else record
@@ -217,7 +268,3 @@ def outlasts(deadline_ms: int | None, other_ms: int | None) -> bool:
     if other_ms is None:
         return False
     return deadline_ms is None or deadline_ms > other_ms
-
-
-def _unreadable(error: Exception) -> str:
-    return f"the recorded wait cannot be read: {error}"[:REASON_CHARS_MAX]

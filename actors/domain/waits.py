@@ -25,7 +25,7 @@ from abeyance.actors.core import LATER, ActorDeadError, Answer, Reply, Timer, Tr
 from abeyance.actors.core.clock import Clock
 from abeyance.actors.core.errors import OutcomeUnknownError
 from abeyance.storage.codec import encode
-from abeyance.storage.errors import UnreadableRecordError
+from abeyance.storage.errors import StorageError, StoreClosedError, UnreadableRecordError
 from abeyance.storage.store import (
     Append,
     Committed,
@@ -38,7 +38,7 @@ from abeyance.storage.store import (
     Store,
 )
 from abeyance.storage.tables.fields import INSTANT_MS_MAX, REASON_CHARS_MAX
-from abeyance.storage.tables.waits import LogLine, Wait, WaitReleased
+from abeyance.storage.tables.waits import LogLine, Override, Wait, WaitReleased
 
 from . import events
 from .errors import NotStoredError
@@ -55,8 +55,10 @@ from .protocol import (
     WaitLifted,
     WaitReceipt,
 )
+from .quota_hold import read_quota_hold
 from .redelivery import Redelivered
-from .wait_book import RECHECK_MS, ProviderWait, WaitAct, WaitBook, apply, outlasts
+from .unreadable import EVERY, OverrideKey
+from .wait_book import RECHECK_MS, ActRecord, ProviderWait, WaitAct, WaitBook, apply, outlasts
 
 REQUESTER_CHARS_MAX: Final = 300
 
@@ -85,26 +87,40 @@ class _Waiting:
 
 
 class _Fold:
-    """One key's row as stored, and what it becomes."""
+    """One row as stored, and what it becomes."""
 
-    def __init__(self, store: Store, key: tuple[str, str]) -> None:
-        self.key = key
+    def __init__(self, store: Store, book: WaitBook, act: WaitAct) -> None:
+        self.table = act.table
+        self.key = act.key
         self.counter = 0
-        self.stored: Wait | WaitReleased | None = None
+        self.stored: ActRecord | None = None
         self.is_readable = True
+        self.takes_waits = True
+        """Whether it can be told what a statement would be applied to."""
+        self.takes_releases = True
         try:
-            row = store.get("waits", key)
-        except UnreadableRecordError:
-            self.is_readable = False
+            row = store.get(self.table, self.key)
+        except UnreadableRecordError as error:
+            self.is_readable, self.takes_waits = False, error.ignorable
+        except StoreClosedError:
+            raise
+        except StorageError:
+            self.takes_waits = self.takes_releases = False
         else:
             if row is not None:
                 self.counter, self.stored = row.counter, row.record
         self.record = self.stored
+        if self.table == "waits" and isinstance(self.stored, Wait):
+            agent, model = self.key
+            if self.stored.set_ms <= book.overrides.released_ms(agent, model):
+                self.record = None
 
     def takes(self, act: WaitAct) -> bool:
         """Apply an act, unless nobody can tell what it would be applied to."""
-        if not self.is_readable and self.record is None and isinstance(act.record, Wait):
+        is_wait = isinstance(act.record, Wait)
+        if not (self.takes_waits if is_wait else self.takes_releases):
             return False
+        self.takes_waits = True  # What was released is known.
         self.record = apply(self.record, act.record)
         return True
 
@@ -119,6 +135,10 @@ class LedgerKept:
 
 class _OfferAgain(NamedTuple):
     """To itself: offer what is still pending."""
+
+
+class _LookAgain(NamedTuple):
+    """To itself: look again for damaged keys."""
 
 
 class Ledger(TrioActor):
@@ -150,11 +170,12 @@ class Ledger(TrioActor):
         self._back = Redelivered((each.message, each.reply) for each in self.kept.waiting)
         self._land_what_is_in()
         self._offer_pending()
+        self.pipe(self._book.unreadable.look_over, tag="looked over")
 
     def on_receive(self, message: Any) -> Any:
         match message:
-            case CheckWait(agent, model):
-                return self._book.deferral(agent, model)
+            case CheckWait(agent, model, exempt):
+                return self._book.deferral(agent, model, exempt=exempt)
             case _OfferAgain():
                 self._timer = None
                 self._offer_pending()
@@ -168,7 +189,10 @@ class Ledger(TrioActor):
             case ReleaseWaits():
                 return self._release(message)
             case AttachToWaits(agent, ref):
-                self.kept.agents[agent] = ref
+                self._attach(agent, ref)
+                return None
+            case _LookAgain():
+                self.pipe(self._book.unreadable.look_over, tag="looked over")
                 return None
             case _:
                 raise TypeError(f"the ledger takes no {type(message).__name__}")
@@ -182,17 +206,16 @@ class Ledger(TrioActor):
         if deadline_ms is not None and deadline_ms > INSTANT_MS_MAX:
             deadline_ms = None
         over = deadline_ms is not None and deadline_ms <= now
-        try:
-            binding = self._book.binding(key)
-        except UnreadableRecordError:
-            binding = None
+        found = self._book.binding(key)
+        binding = found if isinstance(found, Wait) else None
         if over or (binding is not None and not outlasts(deadline_ms, binding.deadline_ms)):
             self._offer_pending()
             return WaitReceipt(False, _listed(key, binding), self._reach(key, binding))
         wait = Wait(
             deadline_ms=deadline_ms,
             reason=clean_text(stated.reason, REASON_CHARS_MAX),
-            set_ms=now,
+            # Behind a release of what could not be read, which ends what was stated up to it.
+            set_ms=max(now, self._book.overrides.released_ms(*key) + 1),
             act=self._act_id(now),
             hold=None if binding is None else binding.hold or binding.act,
             since_ms=None if binding is None else _since(binding),
@@ -209,23 +232,56 @@ class Ledger(TrioActor):
         return "pending" if self._book.pending_of(key) else "recorded"
 
     def _release(self, release: ReleaseWaits) -> Any:
+        agent_name = release.agent
+        model = None if release.model == EVERY else release.model
         now, by = self._clock.now_ms(), clean_text(release.by, REQUESTER_CHARS_MAX)
         acts = [
             WaitAct((wait.agent, wait.model), WaitReleased(by=by, at_ms=now, act=self._act_id(now)))
-            for wait in self._book.listing(release.agent)
-            # A row whose key cannot be read is listed and has no key to release it by.
-            if "*" not in (wait.agent, wait.model) and release.model in (None, wait.model)
+            for wait in self._book.listing(agent_name)
+            if wait.model != EVERY and model in (None, wait.model)
         ]
-        receipt = ReleaseReceipt(tuple(ReleasedWait(*act.key, "pending") for act in acts))
+        for key, fingerprint in self._unrecorded(agent_name, model):
+            override = Override(fingerprint=fingerprint, by=by, at_ms=now, act=self._act_id(now))
+            acts.append(WaitAct(key, override, "overrides"))
+        receipt = ReleaseReceipt(
+            tuple(ReleasedWait(act.key[0], act.key[1], "pending") for act in acts)
+        )
         answer = self._act(release, acts, receipt)
-        agent = self.kept.agents.get(release.agent)
+        self._tell_agent(agent_name, model)
+        return answer
+
+    def _unrecorded(self, agent: str, model: str | None) -> list[tuple[OverrideKey, str]]:
+        """What a release lifts that has no record of its own to release, and its fingerprint."""
+        found: list[tuple[OverrideKey, str]] = []
+        stand_in = self._book.unreadable.wide(agent)
+        scope = model or EVERY
+        if stand_in is not None and not self._book.unreadable.lifted(agent, scope, stand_in):
+            found.append(((agent, scope, "unreadable"), stand_in.fingerprint))
+        hold = read_quota_hold(self._store, agent)
+        if (
+            hold is not None
+            and model in (None, hold.model)
+            and self._book.overrides.quota(agent, hold.model) != hold.fingerprint
+        ):
+            found.append(((agent, hold.model, "quota"), hold.fingerprint))
+        return found
+
+    def _tell_agent(self, name: str, model: str | None) -> None:
+        agent = self.kept.agents.get(name)
         if agent is not None:
             try:
-                agent.tell_internal(WaitLifted(release.model))
+                agent.tell_internal(WaitLifted(model))
             except ActorDeadError:
                 # Whose agent has ended holds no turn; the release stands.
-                del self.kept.agents[release.agent]
-        return answer
+                del self.kept.agents[name]
+
+    def _attach(self, agent: str, ref: Any) -> None:
+        self.kept.agents[agent] = ref
+        self._book.forget(agent)
+        hold = read_quota_hold(self._store, agent)
+        if hold and self._book.overrides.quota(agent, hold.model) == hold.fingerprint:
+            # It was released before the agent's last life could act on it.
+            self._tell_agent(agent, hold.model)
 
     def _act(self, message: Any, acts: list[WaitAct], receipt: Any) -> Any:
         """Bind the acts here at once, offer them, and answer once it is known how far they got."""
@@ -271,33 +327,35 @@ class Ledger(TrioActor):
     def _planned(self) -> tuple[tuple[WaitAct, ...], Requests]:
         """The next acts that one request holds, on the rows as they are stored now."""
         room = self._store.limits.ops_max
-        folds: dict[tuple[str, str], _Fold] = {}
+        folds: dict[tuple[str, tuple[Any, ...]], _Fold] = {}
         taken: list[WaitAct] = []
         logged: list[WaitAct] = []
-        put_off: dict[tuple[str, str], list[WaitAct]] = {}
+        put_off: dict[tuple[str, tuple[Any, ...]], list[WaitAct]] = {}
         for act in self._book.pending:
+            place = (act.table, act.key)
             # A guard and a put a key, a log line an act.
-            if 2 * (len(folds) + (act.key not in folds)) + len(logged) + 1 > room:
+            if 2 * (len(folds) + (place not in folds)) + len(logged) + 1 > room:
                 break
-            fold = folds.get(act.key) or _Fold(self._store, act.key)
+            fold = folds.get(place) or _Fold(self._store, self._book, act)
             if not fold.takes(act):
-                put_off.setdefault(act.key, []).append(act)
+                put_off.setdefault(place, []).append(act)
                 continue
-            folds[act.key] = fold
+            folds[place] = fold
             logged.append(act)
             # A release of what cannot be read ends the statements put off before it, too.
-            taken += [*put_off.pop(act.key, ()), act]
+            taken += [*put_off.pop(place, ()), act]
         requests = []
-        unreadable = [fold.key for fold in folds.values() if not fold.is_readable]
+        unreadable = [fold for fold in folds.values() if not fold.is_readable]
         if unreadable:
             # Nothing can be put over a row that cannot be read, and it has no counter to guard.
-            requests.append(Request(deletes=tuple(Delete("waits", key) for key in unreadable)))
+            deletes = tuple(Delete(fold.table, fold.key) for fold in unreadable)
+            requests.append(Request(deletes=deletes))
         changed = [fold for fold in folds.values() if fold.record is not fold.stored]
         requests.append(
             Request(
-                guards=tuple(Guard("waits", fold.key, fold.counter) for fold in folds.values()),
+                guards=tuple(Guard(fold.table, fold.key, fold.counter) for fold in folds.values()),
                 puts=tuple(
-                    Put("waits", fold.key, encode(fold.record))
+                    Put(fold.table, fold.key, encode(fold.record))
                     for fold in changed
                     if fold.record is not None
                 ),
@@ -307,6 +365,10 @@ class Ledger(TrioActor):
         return tuple(taken), Requests(requests)
 
     def on_answer(self, answer: Answer) -> None:
+        if answer.tag == "looked over":
+            if answer.unwrap():
+                self.after(RECHECK_MS / 1_000, _LookAgain())
+            return
         offered, self._offer = self._offer, ()
         outcome: Outcome | None = None if answer.error is not None else answer.value[-1]
         if isinstance(outcome, Committed):
@@ -327,7 +389,7 @@ class Ledger(TrioActor):
         self._answer_waiting(still=[each for each in self.kept.waiting if not each.is_durable])
 
     def _announce(self, act: WaitAct) -> None:
-        (agent, model), record = act.key, act.record
+        (agent, model, *_), record = act.key, act.record
         if isinstance(record, Wait):
             self.emit(
                 events.WaitRecorded,
@@ -351,11 +413,12 @@ class Ledger(TrioActor):
     def _land_what_is_in(self) -> None:
         """Look up what a predecessor offered: its acts may be in though nobody heard of it."""
         for place, act in enumerate(self._book.pending):
-            with suppress(UnreadableRecordError):
-                row = self._store.get("waits", act.key)
+            with suppress(StorageError):
+                row = self._store.get(act.table, act.key)
                 if row is not None and row.record.act == act.record.act:
                     for earlier in self._book.pending[: place + 1]:
-                        earlier.durable = earlier.durable or earlier.key == act.key
+                        if (earlier.table, earlier.key) == (act.table, act.key):
+                            earlier.durable = True
         self._landed(())
 
 
@@ -372,11 +435,14 @@ def _reach_of(act: WaitAct) -> Reach:
 
 
 def _line(act: WaitAct) -> LogLine:
-    agent, model = act.key
+    agent, model, *_ = act.key
     record = act.record
     if isinstance(record, Wait):
         ends = "released" if record.deadline_ms is None else str(record.deadline_ms)
         text, event, at_ms = f"until {ends}: {record.reason}", "wait_recorded", record.set_ms
-    else:
+    elif isinstance(record, WaitReleased):
         text, event, at_ms = f"by {record.by}", "wait_released", record.at_ms
+    else:
+        text = f"{act.key[2]}, by {record.by}, of {record.fingerprint}"
+        event, at_ms = "wait_overridden", record.at_ms
     return LogLine(event=event, agent=agent, model=model, text=text, at_ms=at_ms)

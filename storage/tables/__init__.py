@@ -9,7 +9,7 @@ from .agents import Agent
 from .kept import DeadLetter, Delivery, Quarantined, Reminder
 from .ownership import Changes, Owner, Process, Sequence, StoreMeta
 from .slots import Body, Carried, Entry, Head, Inboxed, Lease, MessageId, ToolCall, Turn, Wake
-from .waits import Alert, Alerted, AlertOwed, LogLine, Wait, WaitReleased
+from .waits import Alert, Alerted, AlertOwed, LogLine, Override, Wait, WaitReleased
 
 
 class Table(NamedTuple):
@@ -39,6 +39,7 @@ TABLES: Final[dict[str, Table]] = {
         Table("turns", (str, int), (Turn,)),
         Table("tool_calls", (str, int, int, int), (ToolCall,)),
         Table("waits", (str, str), (Wait, WaitReleased)),
+        Table("overrides", (str, str, str), (Override,)),
         Table("reminders", (str, str), (Reminder,)),
         Table("deliveries", (str, str), (Delivery,)),
         Table("alerts", (int,), (Alert,), append=True),

@@ -35,6 +35,17 @@ class WaitReleased(Record, frozen=True, kw_only=True):
     act: Name
 
 
+class Override(Record, frozen=True, kw_only=True):
+    """An operator's release of what has no record to release: one that cannot be read, or a hold
+    for an exhausted quota. It lapses when the fingerprint of what it names is another."""
+
+    KIND = "override"
+    fingerprint: Name
+    by: Annotated[str, Meta(max_length=300)]
+    at_ms: Instant
+    act: Name
+
+
 ALERT_CHARS_MAX = 2_000
 Episode = Annotated[str, Meta(min_length=1, max_length=200)]
 """What tells one hold, or one time that something could not be read, from the next."""

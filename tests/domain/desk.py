@@ -5,7 +5,7 @@ A store here counts what it is handed, and can be told what becomes of its next 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -25,9 +25,20 @@ from abeyance.actors.domain.asks import ASKS
 from abeyance.actors.domain.journal import Journal
 from abeyance.actors.testing import WallClock
 from abeyance.storage import codec
-from abeyance.storage.errors import DiskFullError
+from abeyance.storage.errors import DiskFullError, StorageError, UnreadableRecordError
+from abeyance.storage.keys import encode_prefix
 from abeyance.storage.memory import MemoryStore
-from abeyance.storage.store import Append, Committed, Done, Key, Put, Request, Store, Value
+from abeyance.storage.store import (
+    Append,
+    Committed,
+    Done,
+    Key,
+    Put,
+    Request,
+    Row,
+    Store,
+    Value,
+)
 from abeyance.storage.tables.ownership import Owner
 from abeyance.storage.tables.waits import LogLine
 
@@ -60,6 +71,63 @@ class DeskStore(MemoryStore):
     def own(self, slot: str, nonce: str | None = None, *, fence: int = 1) -> None:
         owner = Owner(nonce=self.nonce if nonce is None else nonce, fence=fence)
         self.commit(Request(puts=(Put("owners", ("slot", slot), codec.encode(owner)),)))
+
+
+class Spotty(DeskStore):
+    """A store that cannot read some of `waits`, as one with damaged pages."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.bad: set[Key] = set()
+        """Keys whose values cannot be read."""
+        self.bad_keys: set[bytes] = set()
+        """Keys, as they are on disk, that are none."""
+        self.broken: StorageError | None = None
+        """What every reading of the table fails with."""
+        self.ignorable = False
+        """Whether a bad value says that it may be taken for none."""
+        self.reads = 0
+        """How often any of it was read."""
+
+    def _error(self, key: Key) -> UnreadableRecordError:
+        return UnreadableRecordError(
+            "checksum", table="waits", key=key, cause="checksum", ignorable=self.ignorable
+        )
+
+    def get(self, table: str, key: Key) -> Row | None:
+        if table == "waits":
+            self.reads += 1
+            if self.broken is not None:
+                raise self.broken
+            if key in self.bad:
+                raise self._error(key)
+        return super().get(table, key)
+
+    def scan(
+        self, table: str, prefix: Key = (), *, after: Key | None = None, **how: Any
+    ) -> Iterator[tuple[Key, Any]]:
+        found = super().scan(table, prefix, after=after, **how)
+        if table != "waits":
+            yield from found
+            return
+        self.reads += 1
+        if self.broken is not None:
+            raise self.broken
+        for key, row in found:
+            yield key, self._error(key) if key in self.bad else row
+        start = encode_prefix((str, str), prefix)
+        for raw in sorted(self.bad_keys):
+            if raw.startswith(start) and after is None:
+                error = UnreadableRecordError("key", table="waits", key=raw, cause="key: cut off")
+                yield (raw,), error
+
+    def reopened(self, **options: Any) -> Any:
+        """The same damage, in another process."""
+        other = super().reopened(**options)
+        mine = Spotty()
+        mine._durable, mine._nonce = other._durable, other._nonce
+        mine.bad, mine.bad_keys, mine.broken = set(self.bad), set(self.bad_keys), self.broken
+        return mine
 
 
 def rows(store: Store, table: str, prefix: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], Any]:

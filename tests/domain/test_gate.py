@@ -53,8 +53,8 @@ class Book:
         self.checks = 0
         self.recorded: list[RecordWait] = []
 
-    def deferral(self, agent: str, model: str) -> Deferral | None:
-        return self.binding
+    def deferral(self, agent: str, model: str | None, *, exempt: bool = False) -> Deferral | None:
+        return None if exempt else self.binding
 
 
 class FakeLedger(TrioActor):
@@ -211,6 +211,20 @@ async def test_an_admission_whose_asker_gave_up_takes_no_permit(
         await wait_all_tasks_blocked()
         assert not it.kept.permits
         assert it.kept.admitted == 1
+
+
+@pytest.mark.behaviour("W-055")
+async def test_a_call_for_an_ephemeral_run_is_exempt_and_states_nothing_under_its_name(
+    autojump_clock: MockClock,
+) -> None:
+    async with trial() as it:
+        it.book.binding = WAIT
+        assert await it.admit() == WAIT
+        permit = await it.gate.ask(Admit("m", "ephemeral"))
+        assert isinstance(permit, Permit)
+        assert await it.gate.ask(Settle(permit, "failed", (5_000, "slow down"))) is None
+        assert it.book.recorded == []
+        assert not it.kept.permits
 
 
 async def test_an_admission_is_answered_behind_a_statement_that_is_on_its_way(

@@ -1,0 +1,343 @@
+"""What of the recorded waits cannot be read: whom that holds, and what an operator said of it.
+
+What cannot be read is not taken for nothing. How much is held follows from how much is unknown:
+
+    cannot be read                          held
+    the value of a row                      its (agent, model)
+    a key, from its second part on          its agent, every model
+    a key from its first part on, or the
+    table                                   everyone
+
+Invariants:
+    I1  A stand-in holds until the same was read in vain no longer, or a release names its scope.
+    I2  What could not be read is read again once 30 s have passed, at the next question about it;
+        never sooner.
+    I3  A release lifts a stand-in for as long as the fingerprint of what cannot be read is the
+        same: what fails otherwise, or fails more, holds again. It also ends every wait that was
+        stated up to it, so that one that reads again later does not bind.
+    I4  Overrides are rows of another table than what they override.
+
+Runs in: the loop thread. Noted by whoever reads; overrides are made by the ledger only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final, NamedTuple, Protocol
+
+import trio
+
+from abeyance.actors.core.clock import Clock
+from abeyance.storage.errors import StorageError, StoreClosedError, UnreadableRecordError
+from abeyance.storage.keys import decode_leading
+from abeyance.storage.store import Key, Row, Store
+from abeyance.storage.tables.fields import REASON_CHARS_MAX
+from abeyance.storage.tables.waits import Override, Wait
+
+from .limits import RECHECK_MS
+
+EVERY: Final = "*"
+"""Stands for every agent, or every model of one. No agent and no model is named so."""
+ROWS_A_SLICE: Final = 64
+Scope = tuple[str, str]
+"""(agent, model), either of them `*`."""
+OverrideKey = tuple[str, str, str]
+"""(agent, model or `*`, what is overridden: `unreadable` or `quota`)."""
+
+
+class WaitWatcher(Protocol):
+    """Who is told of what an operator should know. Called on the loop thread; does not raise."""
+
+    def bound(self, key: tuple[str, str], wait: Wait) -> None:
+        """A wait began to bind a key, in this process at least."""
+
+    def unreadable(self, agent: str, model: str, reason: str, episode: str) -> None:
+        """Whether waits bind this agent and model, either of them `*`, cannot be known any more."""
+
+
+class Episodes:
+    """What cannot be read at present: each is told of once, however often it is read in vain.
+
+    An episode ends when the same can be read again, or was released; and with the process.
+    """
+
+    def __init__(self, process: str) -> None:
+        self._process = process
+        self._open: dict[Scope, str] = {}
+        self._count = 0
+        self.watcher: WaitWatcher | None = None
+
+    def begin(self, agent: str, model: str, reason: str) -> str:
+        """Note that something cannot be read; return the fingerprint of its episode."""
+        episode = self._open.get((agent, model))
+        if episode is None:
+            self._count += 1
+            episode = self._open[agent, model] = f"{self._process}:{self._count}"
+            if self.watcher is not None:
+                self.watcher.unreadable(agent, model, reason, episode)
+        return episode
+
+    def end(self, agent: str, model: str) -> None:
+        """Note that it can be read, or does not matter any more."""
+        if self._open:
+            self._open.pop((agent, model), None)
+
+
+class StandIn(NamedTuple):
+    """What holds in place of waits that cannot be read."""
+
+    scope: Scope
+    reason: str
+    fingerprint: str
+    """The same for the same damage, also after a restart."""
+    read_ms: int
+
+
+class Overrides:
+    """What operators said of what has no readable record, by agent; read once an agent."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._by_agent: dict[str, dict[OverrideKey, Override]] = {}
+
+    def lifts(self, agent: str, model: str, fingerprint: str) -> bool:
+        """Whether a release of this damage names the agent's model, or all its models."""
+        found = self._of(agent)
+        return any(
+            override is not None and override.fingerprint == fingerprint
+            for override in (
+                found.get((agent, EVERY, "unreadable")),
+                found.get((agent, model, "unreadable")),
+            )
+        )
+
+    def released_ms(self, agent: str, model: str) -> int:
+        """Up to which instant waits that could not be read were released; -1 for none."""
+        found = self._of(agent)
+        if not found:
+            return -1
+        return max(
+            -1 if override is None else override.at_ms
+            for override in (
+                found.get((agent, EVERY, "unreadable")),
+                found.get((agent, model, "unreadable")),
+            )
+        )
+
+    def quota(self, agent: str, model: str) -> str | None:
+        """The fingerprint of the quota's hold that was released last."""
+        override = self._of(agent).get((agent, model, "quota"))
+        return None if override is None else override.fingerprint
+
+    def note(self, key: OverrideKey, override: Override) -> None:
+        """Have an override count from now on."""
+        self._of(key[0])[key] = override
+
+    def forget(self, agent: str) -> None:
+        """Read an agent's overrides anew: another process may have owned it."""
+        self._by_agent.pop(agent, None)
+
+    def _of(self, agent: str) -> dict[OverrideKey, Override]:
+        found = self._by_agent.get(agent)
+        if found is None:
+            found = {}
+            try:
+                for key, row in self._store.scan("overrides", (agent,)):
+                    # One that cannot be read lifts nothing.
+                    if isinstance(row, Row):
+                        found[key] = row.record  # type: ignore[index]
+            except StoreClosedError:
+                raise
+            except StorageError:
+                return {}
+            self._by_agent[agent] = found
+        return found
+
+
+class Unreadable:
+    """The stand-ins in force."""
+
+    def __init__(self, store: Store, clock: Clock, overrides: Overrides) -> None:
+        self._store = store
+        self._clock = clock
+        self._overrides = overrides
+        self.episodes = Episodes(store.nonce)
+        self._standing: dict[Scope, StandIn] = {}
+        self._looked: set[str] = set()
+        """Agents whose keys were all read once by this process."""
+        self._has_lost_keys = False
+        """Whether everyone is held for keys that do not say whose they are: `look_over` finds them,
+        and finds them gone."""
+
+    # -- what stands ---------------------------------------------------------------------------
+
+    def wide(self, agent: str) -> StandIn | None:
+        """What holds every model of an agent, or None."""
+        if self._standing and (table := self._table()) is not None:
+            return table
+        if agent not in self._looked:
+            self._look_at(agent)
+        if not self._standing:
+            return None
+        mine = self._standing.get((agent, EVERY))
+        if mine is not None and self._is_due(mine):
+            self._look_at(agent)
+            mine = self._standing.get((agent, EVERY))
+        return mine or self._standing.get((EVERY, EVERY))
+
+    def lifted(self, agent: str, model: str, stand_in: StandIn) -> bool:
+        """Whether an operator released what this stand-in holds, for this model."""
+        return self._overrides.lifts(agent, model, stand_in.fingerprint)
+
+    def all_wide(self) -> list[StandIn]:
+        """Every stand-in that holds more than one model."""
+        self._table()
+        return [each for (_, model), each in sorted(self._standing.items()) if model == EVERY]
+
+    def read(self, key: Scope) -> Row | StandIn | None:
+        """One row of `waits`; None also for one that may be taken for none; a stand-in where it
+        cannot be read, or could not 30 s ago."""
+        standing = self._standing.get(key) if self._standing else None
+        if standing is not None and not self._is_due(standing):
+            return standing
+        if self._standing and not self._has_lost_keys:
+            table = self._table()
+            if table is not None:
+                return table
+        try:
+            row = self._store.get("waits", key)
+        except UnreadableRecordError as error:
+            if not error.ignorable:
+                return self._note(key, error, f"{key} {error.cause}")
+            row = None
+        except StoreClosedError:
+            raise
+        except StorageError as error:
+            return self.note_table(error)
+        if standing is not None:
+            self.mend(key)
+        return row
+
+    def mend(self, scope: Scope) -> None:
+        """Note that this scope can be read, or was replaced."""
+        if self._standing.pop(scope, None) is not None:
+            self.episodes.end(*scope)
+
+    def forget(self, agent: str) -> None:
+        """Read an agent's keys anew: another process may have owned it."""
+        self._looked.discard(agent)
+        self._overrides.forget(agent)
+
+    # -- reading -------------------------------------------------------------------------------
+
+    async def look_over(self) -> bool:
+        """Look at every key once, for those that say of no agent that they are its; return whether
+        to look again later.
+
+        A checkpoint a slice of rows. Cancelled: what was found before stands.
+        """
+        lost: dict[bytes, str] = {}
+        after: Key | None = None
+        while True:
+            try:
+                page = list(self._store.scan("waits", after=after, limit=ROWS_A_SLICE))
+            except StoreClosedError:
+                raise
+            except StorageError as error:
+                self.note_table(error)
+                return True
+            after = None
+            for key, row in page:
+                damage = _damaged_key(key, row)
+                if damage is None:
+                    after = key
+                    continue
+                leading = decode_leading(damage[0])
+                if leading and isinstance(leading[0], str):
+                    self._look_at(leading[0])
+                else:
+                    lost[damage[0]] = damage[1]
+            # A whole slice of damaged keys cannot be gone on from; it holds everyone anyway.
+            if after is None or len(page) < ROWS_A_SLICE:
+                break
+            await trio.lowlevel.checkpoint()
+        if lost:
+            reason = f"{len(lost)} or more have a damaged key that names no agent"
+            what = " ".join(f"{raw.hex()} {cause}" for raw, cause in sorted(lost.items()))
+            self._stand((EVERY, EVERY), reason, what)
+            self._has_lost_keys = True
+        elif self._has_lost_keys:
+            self._has_lost_keys = False
+            self.mend((EVERY, EVERY))
+        return self._has_lost_keys
+
+    def _table(self) -> StandIn | None:
+        """What holds everyone; read again where that is due."""
+        table = self._standing.get((EVERY, EVERY))
+        if table is not None and self._is_due(table) and not self._has_lost_keys:
+            return self._read_table()
+        return table
+
+    def _look_at(self, agent: str) -> None:
+        """Read all keys of an agent."""
+        damaged: list[str] = []
+        try:
+            for key, row in self._store.scan("waits", (agent,)):
+                damage = _damaged_key(key, row)
+                if damage is not None:
+                    damaged.append(f"{damage[0].hex()} {damage[1]}")
+        except StoreClosedError:
+            raise
+        except StorageError as error:
+            self.note_table(error)
+            return
+        self._looked.add(agent)
+        if damaged:
+            reason = f"{len(damaged)} of this agent have a damaged key"
+            self._stand((agent, EVERY), reason, " ".join(sorted(damaged)))
+        else:
+            self.mend((agent, EVERY))
+
+    def _read_table(self) -> StandIn | None:
+        """Read the table again, as far as it takes to see whether it can be read."""
+        try:
+            for _ in self._store.scan("waits", limit=1):
+                pass
+        except StoreClosedError:
+            raise
+        except StorageError as error:
+            return self.note_table(error)
+        self.mend((EVERY, EVERY))
+        return None
+
+    def note_table(self, error: StorageError) -> StandIn:
+        """Note that the table cannot be read."""
+        return self._note((EVERY, EVERY), error, f"{type(error).__name__} {error}")
+
+    def _note(self, scope: Scope, error: StorageError, what: str) -> StandIn:
+        return self._stand(scope, str(error), what)
+
+    def _stand(self, scope: Scope, reason: str, what: str) -> StandIn:
+        reason = f"the recorded wait cannot be read: {reason}"[:REASON_CHARS_MAX]
+        fingerprint = hashlib.sha256(what.encode(errors="replace")).hexdigest()[:32]
+        before = self._standing.get(scope)
+        if before is not None and before.fingerprint != fingerprint:
+            self.mend(scope)  # Other damage is another episode.
+        stand_in = StandIn(scope, reason, fingerprint, self._clock.now_ms())
+        self._standing[scope] = stand_in
+        if not self._overrides.lifts(*scope, fingerprint):
+            self.episodes.begin(*scope, reason)
+        return stand_in
+
+    def _is_due(self, stand_in: StandIn) -> bool:
+        # A clock that was turned back must not put the next try off.
+        return not 0 <= self._clock.now_ms() - stand_in.read_ms < RECHECK_MS
+
+
+def _damaged_key(key: Key, row: Row | Exception) -> tuple[bytes, str] | None:
+    """The bytes of a key that is none of this table, and why; None for one that is."""
+    if isinstance(row, UnreadableRecordError) and isinstance(row.key, bytes):
+        return row.key, row.cause
+    if [type(part) for part in key] == [str, str]:
+        return None
+    return b"\0".join(str(part).encode() for part in key), "other parts than an agent and a model"

@@ -1,0 +1,203 @@
+"""Holds for waits that cannot be read, and releases that no wait's record can carry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+import trio
+from trio.testing import MockClock
+
+from abeyance.actors.domain.agent import StopTurns
+from abeyance.actors.domain.protocol import ReleasedWait
+from abeyance.actors.testing import fail, reply
+from abeyance.storage.errors import StoreIOError
+from abeyance.storage.keys import encode_key
+from abeyance.storage.lmdb_store import LmdbStore
+
+from .test_holds import quota, state_wait
+from .world import World, shown, until
+
+
+class Broken:
+    """Makes the table of waits unreadable, as a disk that fails does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        get, scan = LmdbStore.get, LmdbStore.scan
+        self.on = True
+
+        def bad_get(store: LmdbStore, table: str, key: Any) -> Any:
+            self._check(table)
+            return get(store, table, key)
+
+        def bad_scan(store: LmdbStore, table: str, *args: Any, **how: Any) -> Iterator[Any]:
+            self._check(table)
+            return scan(store, table, *args, **how)
+
+        monkeypatch.setattr(LmdbStore, "get", bad_get)
+        monkeypatch.setattr(LmdbStore, "scan", bad_scan)
+
+    def _check(self, table: str) -> None:
+        if self.on and table == "waits":
+            raise StoreIOError("input/output error; nothing was read", path="store", errno=5)
+
+
+@pytest.mark.behaviour("W-038", "W-039", "W-044", "W-047")
+async def test_a_table_that_cannot_be_read_holds_everyone_and_ends_by_itself_when_it_heals(
+    world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = Broken(monkeypatch)
+    async with world.open() as runtime:
+        agents = [await world.add([reply("healed")], name) for name in ("ana", "bo")]
+        for agent in agents:
+            await agent.send("go")
+            await agent.wait_idle()
+        for name in ("ana", "bo"):
+            assert (world.state(name).state, world.state(name).held.cause) == ("held", "unreadable")
+        assert [(wait.agent, wait.model) for wait in runtime.provider_waits()] == [("*", "*")]
+        assert [wait.model for wait in runtime.status().waits] == ["*"]
+        await trio.sleep(40)
+        broken.on = False
+        assert not any(provider.requests for provider in world.providers)
+        await trio.sleep(21)
+        for agent in agents:
+            await agent.wait_idle()
+            assert (await shown(agent))[-1] == "assistant: healed"
+        assert [len(provider.requests) for provider in world.providers] == [1, 1]
+        assert runtime.provider_waits() == ()
+
+
+@pytest.mark.behaviour("W-045")
+async def test_a_table_that_heals_holds_its_waits_to_their_instants(
+    world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world.open():
+        await state_wait(world, world.clock.now_ms() + 90_000)
+    broken = Broken(monkeypatch)
+    async with world.open():
+        ana = await world.add([reply("after")])
+        await ana.send("go")
+        await ana.wait_idle()
+        assert world.state().held.deadline_ms is None
+        broken.on = False
+        await trio.sleep(31)
+        await until(lambda: world.state().held.cause == "wait")
+        assert not world.providers[0].requests
+        await trio.sleep(60)
+        await ana.wait_idle()
+        assert (await shown(ana))[-1] == "assistant: after"
+
+
+@pytest.mark.behaviour("W-051", "W-052", "R-18")
+async def test_a_release_during_it_runs_its_agents_turn_and_survives_a_restart_that_cannot_read(
+    world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world.open():
+        await state_wait(world, None)
+    broken = Broken(monkeypatch)
+    async with world.open() as runtime:
+        ana, bo = await world.add([reply("let")]), await world.add([], "bo")
+        for agent in (ana, bo):
+            await agent.send("go")
+            await agent.wait_idle()
+        receipt = await runtime.release_provider_wait("ana", "*", requester="ops")
+        assert receipt.released == (ReleasedWait("ana", "*", "recorded"),)
+        await ana.wait_idle()
+        assert (await shown(ana))[-1] == "assistant: let"
+        await bo.wait_idle()
+        assert world.state("bo").state == "held"
+    async with world.open():
+        ana, bo = await world.add([reply("again")]), await world.add([], "bo")
+        await ana.send("more")
+        await ana.wait_idle()
+        assert (await shown(ana))[-1] == "assistant: again"
+        await bo.wait_idle()
+        assert world.state("bo").state == "held"
+    broken.on = False
+    async with world.open() as runtime:
+        ana = await world.add([reply("still")])
+        assert runtime.provider_waits() == (), "the hidden wait was released with the rest"
+        await ana.send("more")
+        await ana.wait_idle()
+        assert (await shown(ana))[-1] == "assistant: still"
+
+
+@pytest.mark.behaviour("R-17")
+async def test_a_damaged_key_on_disk_holds_its_agent_until_it_is_released(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open():
+        await state_wait(world, None)
+        await state_wait(world, None, "bo")
+    cut_key(world.directory / "store", ("ana", "m"))
+    async with world.open() as runtime:
+        ana, cy = await world.add([reply("free")]), await world.add([reply("fine")], "cy")
+        for agent in (ana, cy):
+            await agent.send("go")
+            await agent.wait_idle()
+        assert (world.state().state, world.state().held.cause) == ("held", "unreadable")
+        assert (await shown(cy))[-1] == "assistant: fine"
+        listed = [(wait.agent, wait.model) for wait in runtime.provider_waits()]
+        assert listed == [("ana", "*"), ("bo", "m")]
+        await runtime.release_provider_wait("ana", requester="ops")
+        await ana.wait_idle()
+        assert (await shown(ana))[-1] == "assistant: free"
+    async with world.open():
+        ana = await world.add([reply("free")])
+        await ana.send("go")
+        await ana.wait_idle()
+        assert world.state().state == "idle"
+
+
+def cut_key(directory: Path, key: tuple[str, str]) -> None:
+    """Take the last byte off a row's key on disk."""
+    with lmdb.open(str(directory), max_dbs=64, map_size=2**30) as environment:
+        table = environment.open_db(b"waits", create=False)
+        with environment.begin(write=True, db=table) as transaction:
+            raw_key = encode_key((str, str), key)
+            raw = transaction.pop(raw_key)
+            transaction.put(raw_key[:-1], raw)
+
+
+async def test_a_released_quota_hold_stays_released_when_the_process_ends_at_once(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open() as runtime:
+        ana = await world.add([quota()])
+        await ana.send("go")
+        await ana.wait_idle()
+        # Nothing acts on the release any more, as when the process dies behind it.
+        await world.ref("agent").ask(StopTurns())
+        receipt = await runtime.release_provider_wait("ana", "m", requester="ops")
+        assert receipt.released == (ReleasedWait("ana", "m", "recorded"),)
+        again = await runtime.release_provider_wait("ana", requester="ops")
+        assert again.released == ()
+    async with world.open() as runtime:
+        ana = await world.add([quota(), reply("paid")])
+        await ana.wait_idle()
+        assert len(world.providers[1].requests) == 1, "it was released"
+        assert world.state().held.cause == "quota", "the next one is another hold"
+    async with world.open() as runtime:
+        ana = await world.add([reply("paid")])
+        await ana.wait_idle()
+        assert world.state().held.cause == "quota", "and outlives the next start"
+        await runtime.release_provider_wait("ana", requester="ops")
+        await ana.wait_idle()
+        assert (await shown(ana))[-1] == "assistant: paid"
+
+
+async def test_a_release_of_another_model_leaves_a_quota_hold(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open() as runtime:
+        ana = await world.add([quota(), fail(500)])
+        await ana.send("go")
+        await ana.wait_idle()
+        receipt = await runtime.release_provider_wait("ana", "other", requester="ops")
+        assert receipt.released == ()
+        await ana.wait_idle()
+        assert world.state().held.cause == "quota"
+        assert world.rows("overrides") == []
