@@ -10,7 +10,6 @@ Its hooks and handlers run on the loop thread.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Coroutine, Hashable
 from threading import get_ident
 from types import TracebackType
@@ -23,6 +22,7 @@ from .cell import BIRTHS, Cell
 from .envelope import ANSWER, LATER, TIMER, Answer, Ended, Later, Reminder
 from .errors import REFUSALS, AskCycleError
 from .future import Outcome, Target, TrioFuture
+from .logs import Log
 from .ref import TrioActorRef
 from .settling import drop_internal
 from .tasks import start_task
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .system import ActorSystem
     from .wheel import Timer
 
-logger = logging.getLogger("abeyance.core")
+logger = Log("abeyance.core")
 
 _FOREVER = float("inf")
 
@@ -288,15 +288,17 @@ class TrioActor(pykka.Actor):
 
     def on_receive(self, message: Any) -> Any:
         """Handle a message; what is returned is the reply to an ask. May be async."""
-        logger.warning("Unexpected message received by %s: %r", self, message)
+        logger.warning("Unexpected message received by %s: %r", self, message, actor=self._cell.key)
 
     def on_answer(self, answer: Answer) -> Any:
         """Handle what an ask or pipe of this actor came to. May be async."""
-        logger.warning("unexpected answer received by %s: %r", self, answer.tag)
+        logger.warning(
+            "unexpected answer received by %s: %r", self, answer.tag, actor=self._cell.key
+        )
 
     def on_ended(self, ended: Ended) -> Any:
         """Handle that a watched actor's incarnation ended. May be async."""
-        logger.warning("unexpected end of %s received by %s", ended.ref, self)
+        logger.warning("unexpected end of %s received by %s", ended.ref, self, actor=self._cell.key)
 
     # -- what it does
 

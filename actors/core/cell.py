@@ -22,7 +22,6 @@ Runs on the loop thread. `bury`, `drop` and the counters they touch are also saf
 from __future__ import annotations
 
 import itertools
-import logging
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,6 +38,7 @@ from .envelope import ENDED, SETTLED, STASHED, Ended, Envelope, Internal, StopPi
 from .errors import ActorKilledError
 from .events import ActorCrashed, ActorRestarted, ActorStarted, ActorStopped
 from .future import Target, TrioFuture, Unasked
+from .logs import Log
 from .mailbox import HALT, KILL, STOP_NOW, Mailbox, MailboxStatistics
 from .ref import TrioActorRef
 from .reporting import log_error
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from .supervisor import Supervisor
     from .system import ActorSystem
 
-logger = logging.getLogger("abeyance.core")
+logger = Log("abeyance.core")
 
 _serials = itertools.count(1)
 
@@ -356,7 +356,7 @@ class Cell:
                 abandon(self, exc)
                 raise
             error = exc
-            logger.debug("%r in %s. Stopping all actors.", exc, self.ref)
+            logger.debug("%r in %s. Stopping all actors.", exc, self.ref, actor=self.key)
             self.system.stop_everything()
         if error is None and not left:
             error = self.failure or ActorKilledError(
@@ -443,7 +443,9 @@ class Cell:
                     await result
         except Exception:
             logger.exception(
-                "on_failure of %s failed; the incarnation has ended all the same", self
+                "on_failure of %s failed; the incarnation has ended all the same",
+                self,
+                actor=self.key,
             )
 
     # -- the end
@@ -471,7 +473,7 @@ class Cell:
         self.system.forget(self)
         if self.registered:
             pykka.ActorRegistry.unregister(self.ref)
-            logger.debug("Stopped %s", self.ref)
+            logger.debug("Stopped %s", self.ref, actor=self.key)
         if self.watchers:
             self._tell_watchers(reason, final=True)
         self.settle_idle()

@@ -17,7 +17,6 @@ Entries are recorded on the thread on which the envelope ends, which may be a ho
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from .envelope import Origin, Replayed
 from .errors import ActorDeadError, ReplaysExceededError, UnknownEntryError
+from .logs import Log
 
 if TYPE_CHECKING:
     from .ref import TrioActorRef
@@ -35,7 +35,7 @@ KEPT_MAX = 1_000
 REPLAYS_MAX: Final = 1
 """How often an entry is replayed where the caller does not say."""
 
-logger = logging.getLogger("abeyance.core")
+logger = Log("abeyance.core")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ class Ledger(Generic[E]):
             except Exception:
                 with self._lock:
                     self.sink_failures += 1
-                logger.exception("a sink failed; the entry is kept in memory")
+                logger.exception("a sink failed; the entry is kept in memory", actor=entry.actor)
 
     def restore(self, entry: E) -> E:
         """Keep an entry of an earlier life, under a number of this one. Not counted; any thread."""

@@ -15,19 +15,19 @@ Awaits nothing. `decide` runs on any thread, `resumes` in the cell's task.
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from .asks import STANCE
 from .errors import DeliveriesSpentError
 from .events import ActorResumed
+from .logs import Log
 from .settling import settle_resumed
 from .specs import DIRECTIVES, Directive, Directives
 
 if TYPE_CHECKING:
     from .cell import Cell
 
-logger = logging.getLogger("abeyance.core")
+logger = Log("abeyance.core")
 
 
 def decide(error: BaseException, *tables: Directives) -> Directive:
@@ -60,6 +60,8 @@ def resumes(cell: Cell, error: Exception) -> bool:
     settle_resumed(cell, error)
     # An ask's chain is its handler's alone.
     STANCE.set(cell.base)
-    logger.error("Unhandled exception in %s, which goes on:", cell.ref, exc_info=error)
+    logger.error(
+        "Unhandled exception in %s, which goes on:", cell.ref, exc_info=error, actor=cell.key
+    )
     cell.system.emit(ActorResumed, subject=cell.key, incarnation=cell.incarnation, error=error)
     return True

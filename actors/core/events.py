@@ -16,7 +16,6 @@ Any thread.
 
 from __future__ import annotations
 
-import logging
 import threading
 import weakref
 from collections import deque
@@ -28,12 +27,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 import trio
 
 from .future import TrioFuture
+from .logs import Log
 from .specs import Failure
 
 if TYPE_CHECKING:
     from .ports import EventSink
 
-logger = logging.getLogger("abeyance.core")
+logger = Log("abeyance.core")
 
 CAPACITY: Final = 1_000
 """How many records a subscription holds unread, where it states no other bound."""

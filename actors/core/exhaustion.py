@@ -9,7 +9,6 @@ Runs on the loop thread, in the task of the operation on the group.
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 import trio
@@ -17,13 +16,14 @@ import trio
 from .children import ActorChild
 from .errors import IntensityExceededError
 from .events import GroupEscalated, GroupParked, GroupShutDown
+from .logs import Log
 from .restarts import Fall
 from .rounds import halt_all
 
 if TYPE_CHECKING:
     from .supervisor import Supervisor
 
-logger = logging.getLogger("abeyance.core")
+logger = Log("abeyance.core")
 
 
 async def exhaust(supervisor: Supervisor, fall: Fall) -> None:
@@ -47,7 +47,7 @@ async def come_to_rest(supervisor: Supervisor, fall: Fall) -> BaseException | No
     if parks and not fall.escalates:
         _park(supervisor, failure)
         return None
-    logger.error("group %s escalates: %s", supervisor, failure)
+    logger.error("group %s escalates: %s", supervisor, failure, actor=supervisor.spec.id)
     supervisor.system.emit(GroupEscalated, subject=supervisor.spec.id, error=failure)
     return failure
 
@@ -90,10 +90,14 @@ def look_after_significant(supervisor: Supervisor) -> None:
 
 def _park(supervisor: Supervisor, failure: BaseException) -> None:
     supervisor.state = "parked"
-    logger.error("group %s is parked until it is unparked: %s", supervisor, failure)
+    logger.error(
+        "group %s is parked until it is unparked: %s", supervisor, failure, actor=supervisor.spec.id
+    )
     supervisor.system.emit(GroupParked, subject=supervisor.spec.id, error=failure)
     if supervisor.spec.on_parked is not None:
         try:
             supervisor.spec.on_parked(supervisor, failure)
         except Exception:
-            logger.exception("on_parked of %s failed; the group is parked", supervisor)
+            logger.exception(
+                "on_parked of %s failed; the group is parked", supervisor, actor=supervisor.spec.id
+            )

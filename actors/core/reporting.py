@@ -9,6 +9,16 @@ No thread of its own; every function here may be called on any thread.
 from __future__ import annotations
 
 import logging
+from typing import Protocol
+
+from .logs import Log
+
+
+class Named(Protocol):
+    """What an error is of: a ref."""
+
+    @property
+    def name(self) -> str: ...
 
 
 def heard(logger: logging.Logger) -> bool:
@@ -26,16 +36,16 @@ def heard(logger: logging.Logger) -> bool:
     return False
 
 
-def log_returned(logger: logging.Logger, subject: object, error: BaseException) -> None:
+def log_returned(logger: Log, subject: Named, error: BaseException) -> None:
     """Log an error that answers an ask: if nobody looks at the answer, it is the only trace."""
-    if logger.isEnabledFor(logging.INFO) and heard(logger):
+    if logger.logger.isEnabledFor(logging.INFO) and heard(logger.logger):
         info = (type(error), error, error.__traceback__)
         text = "Exception returned from %s to caller:"
-        logger.info(text, subject, exc_info=info, stacklevel=2)
+        logger.info(text, subject, exc_info=info, stacklevel=2, actor=subject.name)
 
 
-def log_error(logger: logging.Logger, text: str, subject: object, error: BaseException) -> None:
+def log_error(logger: Log, text: str, subject: Named, error: BaseException) -> None:
     """Log an error with its traceback, under the subject's name in the text."""
-    if heard(logger):
+    if heard(logger.logger):
         info = (type(error), error, error.__traceback__)
-        logger.error(text, subject, exc_info=info, stacklevel=2)
+        logger.error(text, subject, exc_info=info, stacklevel=2, actor=subject.name)

@@ -15,7 +15,6 @@ Runs in the cell's task.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from types import CoroutineType
@@ -43,6 +42,7 @@ from .envelope import (
 from .errors import ActorCrashError
 from .expiry import until_expired
 from .future import Target
+from .logs import Log
 from .mailbox import HALT, KILL, NEVER, STOP_NOW
 from .reporting import log_returned
 from .settling import HALTED, STOPPED, STOPPED_NOW, bury_one
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from .actor import TrioActor
     from .cell import Cell
 
-logger = logging.getLogger("abeyance.core")
+logger = Log("abeyance.core")
 
 BATCH_S: Final = 0.001
 """How long a batch may hold the loop before other tasks run."""

@@ -32,6 +32,7 @@ from .clock import Clock, SystemClock
 from .deadletters import DeadLetter, Ledger, Quarantined
 from .errors import ActorDeadError, NameTakenError
 from .events import CAPACITY, Event, EventHub, Subscription
+from .logs import Log
 from .ports import (
     DeadLetterSink,
     DeliveryCounts,
@@ -51,8 +52,8 @@ from .wheel import Wheel
 if TYPE_CHECKING:
     from .actor import TrioActor
 
-logger = logging.getLogger("abeyance.core")
-logger.addHandler(logging.NullHandler())
+logger = Log("abeyance.core")
+logger.logger.addHandler(logging.NullHandler())
 
 PHASES = ("refuse", "drain", "settle", "stop", "flush", "close")
 PHASE_S = {
@@ -333,7 +334,7 @@ class ActorSystem:
             if register:
                 cell.registered = True
                 pykka.ActorRegistry.register(cell.ref)
-                logger.debug("Starting %s", cell.ref)
+                logger.debug("Starting %s", cell.ref, actor=cell.key)
             if not foreign:
                 self.user.adopt(cell)
             else:

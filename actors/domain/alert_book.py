@@ -11,7 +11,6 @@ Runs in: the loop thread.
 
 from __future__ import annotations
 
-import logging
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from abeyance.actors.core import TrioActorRef
 from abeyance.actors.core.errors import AbeyanceError
+from abeyance.actors.core.logs import Log
 from abeyance.actors.providers.instants import render_instant
 from abeyance.storage.store import Store
 from abeyance.storage.tables.waits import ALERT_CHARS_MAX, Wait
@@ -35,7 +35,7 @@ FRAMEWORK: Final = "framework"
 DIRECTORY_CHARS_MAX: Final = 500
 EPISODE_CHARS_MAX: Final = 200
 
-_logger = logging.getLogger(__name__)
+_logger = Log(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ Runs in: the loop thread. What is to be stored, and what sinks took, is in the c
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -26,6 +25,7 @@ from trio_util import AsyncValue
 from abeyance.actors.core import LATER, Answer, Reply, TrioActor
 from abeyance.actors.core.clock import Clock
 from abeyance.actors.core.errors import AbeyanceError
+from abeyance.actors.core.logs import Log
 from abeyance.storage.codec import encode
 from abeyance.storage.errors import StorageError, UnreadableRecordError
 from abeyance.storage.store import (
@@ -77,7 +77,7 @@ UNSTORED_MAX: Final = 100
 TOLD_MAX: Final = 10_000
 PAGE: Final = 64
 
-_logger = logging.getLogger(__name__)
+_logger = Log(__name__)
 
 
 class _Item:
@@ -209,7 +209,9 @@ class Alerts(TrioActor):
                 requests = self._requests_of(item)
             except StorageError as error:
                 # Nobody can tell whether it was raised before: rather twice than not at all.
-                _logger.error("an alert is in memory only: %s", type(error).__name__)
+                _logger.error(
+                    "an alert is in memory only: %s", type(error).__name__, agent=item.alert.agent
+                )
                 self._show(item)
                 self._over(item)
                 continue
@@ -269,7 +271,11 @@ class Alerts(TrioActor):
                 posts.append(post)
             elif not item.shown:
                 post.unread += 1
-                _logger.error("sink %s is not offered an alert: too many wait for it", post.name)
+                _logger.error(
+                    "sink %s is not offered an alert: too many wait for it",
+                    post.name,
+                    agent=item.alert.agent,
+                )
         return posts
 
     def on_answer(self, answer: Answer) -> None:
@@ -293,7 +299,9 @@ class Alerts(TrioActor):
                 kept.queue.appendleft(item)
                 self.after(PAUSE_MAX_S, _Again())
                 return
-            _logger.error("an alert is in memory only: %s", answer.error or outcome)
+            _logger.error(
+                "an alert is in memory only: %s", answer.error or outcome, agent=item.alert.agent
+            )
             self._over(item)
         self._hand_over()
 
@@ -438,7 +446,7 @@ class Alerts(TrioActor):
                     post.name,
                     alert.agent,
                     said,
-                    extra={"agent": alert.agent},
+                    agent=alert.agent,
                 )
             else:
                 post.delivered += 1
@@ -452,7 +460,7 @@ class Alerts(TrioActor):
             post.name,
             alert.id,
             alert.agent,
-            extra={"agent": alert.agent},
+            agent=alert.agent,
         )
 
     async def _forget(self, post: _Post, key: Key) -> None:

@@ -10,11 +10,11 @@ Runs in: the loop thread.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from typing import Any, ClassVar, Final
 
 from abeyance.actors.core import LATER, Answer, Reply, TrioActor
+from abeyance.actors.core.logs import Log
 from abeyance.storage.store import Committed, NotStored, Outcome, Request
 
 from .archive_book import ArchiveBook, ForgetDelivery, Keep
@@ -25,7 +25,7 @@ from .redelivery import Redelivered
 
 HAND_OVER_MAX: Final = 64
 
-_logger = logging.getLogger(__name__)
+_logger = Log(__name__)
 
 
 class _Item:

@@ -15,7 +15,6 @@ The kernel's sinks are called on any thread, the rest on the loop thread.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import OrderedDict, deque
 from collections.abc import Iterator
@@ -31,6 +30,7 @@ from abeyance.actors.core import (
 )
 from abeyance.actors.core.deadletters import Ledger
 from abeyance.actors.core.errors import AbeyanceError
+from abeyance.actors.core.logs import Log
 from abeyance.storage import codec
 from abeyance.storage.errors import StorageError
 from abeyance.storage.store import Append, Delete, NotStored, Request, Store
@@ -52,7 +52,7 @@ NUMBER_MAX: Final = 2**63 - 1
 Kind: TypeAlias = Literal["dead_letter", "quarantine"]
 TABLE_OF: Final[dict[Kind, str]] = {"dead_letter": "dead_letters", "quarantine": "quarantine"}
 
-_logger = logging.getLogger(__name__)
+_logger = Log(__name__)
 
 
 class Keep(NamedTuple):

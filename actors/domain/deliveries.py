@@ -13,11 +13,11 @@ Invariants:
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Final
 
 from abeyance.actors.core.clock import Clock
+from abeyance.actors.core.logs import Log
 from abeyance.storage.codec import encode
 from abeyance.storage.errors import UnreadableRecordError
 from abeyance.storage.flights import Flight, Flights, dead_flights
@@ -31,7 +31,7 @@ KNOWN_MAX: Final = 10_000
 """Rows that are read at the start; each is of a message that a process died with."""
 ATTEMPTS_MAX: Final = 10
 
-_logger = logging.getLogger(__name__)
+_logger = Log(__name__)
 
 
 class DurableCounts:
@@ -103,6 +103,7 @@ class DurableCounts:
                     flight.actor,
                     flight.act,
                     flight.deliveries,
+                    actor=flight.actor,
                 )
                 return
 
@@ -112,7 +113,9 @@ class DurableCounts:
         earlier = self._earlier.get((actor, act_id), 0) + deliveries
         if not self._flights.note(actor, act_id, earlier + 1):
             if not self.unnoted:
-                _logger.error("a delivery to %s cannot be noted; a death would not count", actor)
+                _logger.error(
+                    "a delivery to %s cannot be noted; a death would not count", actor, actor=actor
+                )
             self.unnoted += 1
         return earlier
 

@@ -8,12 +8,12 @@ asked for twice.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 import trio
 
+from abeyance.actors.core.logs import Log
 from abeyance.storage.errors import (
     InvalidRequestError,
     RequestTooLargeError,
@@ -33,7 +33,7 @@ _FINAL: Final = (
     StoreClosedError,
     UnreadableRecordError,
 )
-_logger = logging.getLogger(__name__)
+_logger = Log(__name__)
 
 
 def may_land_later(error: BaseException | None) -> bool:

@@ -15,13 +15,13 @@ Invariants:
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 from abeyance.actors.core import ActorSystem, Answer, Reminder, TrioActor, TrioActorRef
 from abeyance.actors.core.clock import Clock
 from abeyance.actors.core.errors import AbeyanceError
+from abeyance.actors.core.logs import Log
 from abeyance.actors.core.reminders import ReminderBook, fire
 from abeyance.storage import codec
 from abeyance.storage.store import Committed, Delete, NotStored, Outcome, Put, Request, Store
@@ -36,7 +36,7 @@ NAME: Final = "reminders"
 HAND_OVER_MAX: Final = 64
 
 Key: TypeAlias = tuple[str, str]
-_logger = logging.getLogger(__name__)
+_logger = Log(__name__)
 
 
 class SetReminder(NamedTuple):
@@ -247,7 +247,9 @@ class Reminders(TrioActor):
                 record: rows.Reminder = row.record
                 message = codec.unpack(record.body)
             except Exception as error:  # noqa: BLE001 - one bad row must not hold the others.
-                _logger.error("reminder %r of %s cannot be read: %s", name, actor, error)
+                _logger.error(
+                    "reminder %r of %s cannot be read: %s", name, actor, error, actor=actor
+                )
                 continue
             kept.book.put(Reminder(actor, name, record.due_ms, message, record.every_ms))
 
@@ -295,7 +297,9 @@ class Reminders(TrioActor):
                 kept.dirty.setdefault(key, request)
                 again = True
             else:
-                _logger.error("reminder %r is in memory only: %s", key, answer.error or outcome)
+                _logger.error(
+                    "reminder %r is in memory only: %s", key, answer.error or outcome, actor=key[0]
+                )
         if again:
             self.after(PAUSE_MAX_S, _Again())
         else:

@@ -12,10 +12,10 @@ Runs in: the task of the turn, or of the auxiliary call, that the call was for.
 
 from __future__ import annotations
 
-import logging
 import math
 from typing import Final, Literal, NamedTuple, TypeGuard
 
+from abeyance.actors.core.logs import Log
 from abeyance.actors.providers.failures import understood
 from abeyance.actors.providers.port import Permit, ProviderError
 from abeyance.actors.providers.stated import StatedWait, WaitEnds, WaitKind
@@ -37,7 +37,7 @@ from .policy import (
 
 REASON_CHARS: Final = 300
 _DEFAULT_POLICY: Final = Backoff()
-_logger = logging.getLogger(__name__)
+_logger = Log(__name__)
 
 Purpose = Literal["turn", "auxiliary"]
 
@@ -118,7 +118,11 @@ def decide(policy: ErrorPolicy | None, failure: CallFailure, streak: Streak) -> 
             decision: object = policy.decide(failure)
         except Exception:
             streak.hook_failures += 1
-            _logger.exception("the error policy of %r raised; the default decides", failure.agent)
+            _logger.exception(
+                "the error policy of %r raised; the default decides",
+                failure.agent,
+                agent=failure.agent,
+            )
         else:
             if isinstance(decision, Retry | GiveUp):
                 return decision
@@ -127,6 +131,7 @@ def decide(policy: ErrorPolicy | None, failure: CallFailure, streak: Streak) -> 
                 "the error policy of %r answered a %s, which is no decision; the default decides",
                 failure.agent,
                 type(decision).__name__,
+                agent=failure.agent,
             )
     return _DEFAULT_POLICY.decide(failure)
 
@@ -168,7 +173,9 @@ def _host_pause(failure: CallFailure, hook: ProviderHold | None, streak: Streak)
         pause_s = hook(failure)
     except Exception:
         streak.hook_failures += 1
-        _logger.exception("the provider hold of %r raised; it pauses nothing", failure.agent)
+        _logger.exception(
+            "the provider hold of %r raised; it pauses nothing", failure.agent, agent=failure.agent
+        )
         return None
     if pause_s is None:
         return None
@@ -180,6 +187,7 @@ def _host_pause(failure: CallFailure, hook: ProviderHold | None, streak: Streak)
             "nothing",
             failure.agent,
             pause_s,
+            agent=failure.agent,
         )
         return None
     if pause_s == 0:

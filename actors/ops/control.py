@@ -14,7 +14,6 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import socket
 import stat
@@ -27,6 +26,7 @@ import trio
 
 from abeyance.actors._version import __version__
 from abeyance.actors.core.errors import AbeyanceError
+from abeyance.actors.core.logs import Log
 from abeyance.storage.locks import FileLock
 
 from .address import LOCK_NAME, SOCKET_NAME, socket_address
@@ -75,7 +75,7 @@ SEND_S_MAX: Final = 10.0
 TAKEOVER_POLL_S: Final = 1.0
 """How often a second host of a directory looks whether the first has gone."""
 
-_log = logging.getLogger(__name__)
+_log = Log(__name__)
 
 
 class Controlled(Protocol):

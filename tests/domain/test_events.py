@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import MockClock
 
 from abeyance.actors import AgentSpec, HostedRuntime
 from abeyance.actors.domain.errors import RuntimeClosedError
+from abeyance.actors.domain.protocol import RecordWait
 from abeyance.actors.events import (
     CommitOverdue,
     HoldBegan,
@@ -26,6 +27,7 @@ from abeyance.actors.testing import ScriptedProvider, fail, reply
 from abeyance.storage.store import Request
 
 from .desk import DeskStore, desk, line
+from .test_holds import Unreadable
 from .world import World
 
 OF_AGENTS = ("turn_started", "turn_ended", "hold_began", "hold_ended", "wait_recorded",
@@ -101,25 +103,24 @@ async def test_events_tell_of_a_hold_that_stood_at_the_start(
 
 
 async def test_event_of_a_wait_comes_when_the_store_has_it_and_not_before(
-    world: World, virtual_time: MockClock
+    world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with world.open() as runtime:
-        stored: list[int] = []
         looking = runtime.events(kinds=["wait_recorded"])
-
-        async def look() -> None:
-            while True:
-                await anext(looking)
-                stored.append(len(world.rows("waits")))
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(look)
-            ana = await world.add([fail(429, retry_after=60)])
-            await ana.send("go")
-            await ana.wait_idle()
-            await wait_all_tasks_blocked()
-            nursery.cancel_scope.cancel()
-        assert stored == [1]
+        ledger = world.ref("ledger")
+        # Nobody can tell what a row holds that cannot be read: no wait is put over it.
+        damaged = Unreadable(monkeypatch, "ana")
+        pending = await ledger.ask(RecordWait("ana", "m", None, "slow down"))
+        lands = await ledger.ask(RecordWait("bo", "m", None, "slow down"))
+        assert (pending.reach, lands.reach) == ("pending", "recorded")
+        first = await anext(looking)
+        assert [row.reason for row in world.rows("waits")] == ["slow down"]
+        damaged.on = False
+        again = await ledger.ask(RecordWait("cy", "m", None, "slow down"))
+        assert again.reach == "recorded"
+        assert len(world.rows("waits")) == 3
+    rest = [event async for event in looking]
+    assert [event.agent for event in (first, *rest)] == ["bo", "ana", "cy"]
 
 
 async def test_commit_that_is_out_for_long_is_an_event_once(autojump_clock: MockClock) -> None:
