@@ -82,7 +82,7 @@ class Member:
             if held is None
             else HeldStatus(held.model, held.cause, held.deadline_ms, held.reason),
             inbox=0 if book is None else len(book.inbox),
-            wakes=0 if book is None else len(book.wakes.get(name, ())),
+            wakes=0 if book is None else book.wakes_retained(name),
         )
 
     def check_accepts(self) -> None:

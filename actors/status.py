@@ -43,7 +43,7 @@ class RuntimeStatistics:
         holds: How many turns are held, by cause.
         waits: How many waits are in force, of agents here or elsewhere.
         inbox: How many accepted messages are in no slot yet.
-        wakes: How many wakes no turn answers yet.
+        wakes: How many wakes no turn answers yet; one that came twice counts once.
         requests: How many requests were handed to the store.
         commits: How many batches took at most so many seconds, from short to any, cumulated.
         commits_s: How long they took together, in seconds.

@@ -176,6 +176,14 @@ class SlotBook:
         self.attach(agent)
         return agent in self.turns or bool(self.wakes[agent])
 
+    def wakes_retained(self, agent: str) -> int:
+        """How many wakes of an agent wait; one that came twice counts once.
+
+        What tells wakes apart is why, from whom, on which channel and when, not the message.
+        """
+        kept = self.wakes.get(agent, {}).values()
+        return len({(wake.reason, wake.author, wake.channel, wake.at_ms) for wake in kept})
+
     def open_turn(self, agent: str) -> Turn | None:
         row = self.turns.get(agent)
         return None if row is None else row.record

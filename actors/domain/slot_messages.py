@@ -88,6 +88,8 @@ class RecordRound(NamedTuple):
     blocks: tuple[Block, ...]
     at_ms: int
     final: bool
+    failures: int = 0
+    """Calls of the turn that failed so far."""
 
 
 class CloseGap(NamedTuple):

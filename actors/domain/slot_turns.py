@@ -156,12 +156,14 @@ def plan_round(book: SlotBook, round_: RecordRound, chain: Chain) -> Plan:
         at_ms=round_.at_ms,
         round_=round_.round,
     )
+    failures = max(turn.record.failures, round_.failures)
+    recorded = replace(turn.record, round=round_.round, failures=failures)
     if round_.final:
-        done = replace(turn.record, round=round_.round, state="done", ended_ms=round_.at_ms)
+        done = replace(recorded, state="done", ended_ms=round_.at_ms)
         return _finish(book, draft, round_.agent, turn, done, chain)
     key = (round_.agent, round_.turn)
     # A recorded round is progress: what is counted are lives in a row that recorded none.
-    draft.put_counted("turns", key, turn, replace(turn.record, round=round_.round, attempts=1))
+    draft.put_counted("turns", key, turn, replace(recorded, attempts=1))
     book.write_lease(draft, gap=round_.round)
     return Plan([book.request(draft, chain)], 1)
 

@@ -193,6 +193,7 @@ class TurnTask:
             blocks=blocks,
             at_ms=self._now(),
             final=final,
+            failures=self.calls.failures,
         )
         self.round += 1
         self.calls.sent = False

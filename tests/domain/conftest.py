@@ -18,9 +18,12 @@ from .world import OutsideWork, World
 
 
 @pytest.fixture
-def virtual_time(monkeypatch: pytest.MonkeyPatch) -> MockClock:
-    """A clock that jumps when the loop idles and nobody works outside it."""
-    clock = MockClock(autojump_threshold=0)
+def virtual_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> MockClock:
+    """A clock that jumps when the loop idles and nobody works outside it.
+
+    A module whose tests wait for bytes says by `JUMPS_AFTER_S` how long the loop must have idled.
+    """
+    clock = MockClock(autojump_threshold=getattr(request.module, "JUMPS_AFTER_S", 0))
     OutsideWork(clock).watch(monkeypatch)
     return clock
 

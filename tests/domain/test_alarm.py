@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
@@ -112,6 +113,7 @@ async def test_a_forgotten_instant_is_not_told(autojump_clock: MockClock) -> Non
         assert not it.woken
 
 
+@pytest.mark.behaviour("R-26")
 async def test_a_clock_that_steps_forward_is_seen_within_30_s(autojump_clock: MockClock) -> None:
     async with trial() as it:
         it.watch("a", 3_600_000)

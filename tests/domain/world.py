@@ -38,6 +38,7 @@ class OutsideWork:
 
     def __init__(self, clock: MockClock) -> None:
         self._clock = clock
+        self._jumps_after_s = clock.autojump_threshold
         self._out = 0
 
     def begin(self) -> None:
@@ -47,7 +48,7 @@ class OutsideWork:
     def end(self) -> None:
         self._out -= 1
         if self._out == 0:
-            self._clock.autojump_threshold = 0
+            self._clock.autojump_threshold = self._jumps_after_s
 
     def watch(self, monkeypatch: Any) -> None:
         submit, run_sync = LmdbStore.submit, trio.to_thread.run_sync
@@ -188,7 +189,7 @@ async def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.perf_counter() < gives_up_at, "the condition does not come to hold"
         await wait_all_tasks_blocked()
-        if not condition() and trio.lowlevel.current_clock().autojump_threshold == 0:  # type: ignore[attr-defined]
+        if not condition() and trio.lowlevel.current_clock().autojump_threshold < 1:  # type: ignore[attr-defined]
             await trio.sleep(0.001)
 
 
