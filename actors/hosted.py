@@ -52,6 +52,7 @@ class HostedRuntime:
         trio_clock: What measures durations in place of the machine's clock, for tests.
         webhook: Where alerts are posted to, as for `open_runtime`.
         alert_sinks: Where else alerts are taken to. They run on the runtime's loop.
+        trace: Whether messages carry the OpenTelemetry context, as for `open_runtime`.
     """
 
     def __init__(
@@ -64,7 +65,9 @@ class HostedRuntime:
         trio_clock: trio.abc.Clock | None = None,
         webhook: Webhook | str | None = None,
         alert_sinks: Sequence[AlertSink] = (),
+        trace: bool = False,
     ) -> None:
+        self._trace = trace
         self._webhook = webhook
         self._alert_sinks = tuple(alert_sinks)
         self._faults = faults
@@ -109,6 +112,7 @@ class HostedRuntime:
             ask_timeout_s=None,
             faults=self._faults,
             trio_clock=self._trio_clock,
+            trace=self._trace,
         )
         with self._lock:
             if self._host is not None:

@@ -50,6 +50,7 @@ async def open_runtime(
     faults: StoreFaults | None = None,
     webhook: Webhook | str | None = None,
     alert_sinks: Sequence[AlertSink] = (),
+    trace: bool = False,
 ) -> AsyncIterator[Runtime]:
     """Open a runtime on a state directory; it is created, mode 0700, where it is not there.
 
@@ -67,6 +68,8 @@ async def open_runtime(
         webhook: Where alerts are posted to, beside the failures log and the events: a URL, or a
             `Webhook` with headers and a time limit.
         alert_sinks: Where else alerts are taken to.
+        trace: Whether messages carry the OpenTelemetry context they are sent in to their handlers
+            (the `otel` extra). Of a `system` that is handed in, its own `trace` decides.
     Raises:
         InvalidSpecError: The system's asks have a deadline, or it has other faults; the webhook or
             a sink is malformed; nothing was opened.
@@ -90,7 +93,7 @@ async def open_runtime(
         ownership = Ownership(store, store.directory, host=socket.gethostname(), pid=os.getpid())
         try:
             ownership.forget_dead()
-            runs = system if system is not None else _new_system(wall, faults)
+            runs = system if system is not None else _new_system(wall, faults, trace)
             written = store if faults is None else faults.store(store)
             runtime = Runtime(path, written, ownership, runs, wall, (FailuresLog(path), *sinks))
             try:
@@ -126,10 +129,12 @@ def _sinks(webhook: Webhook | str | None, others: Sequence[AlertSink]) -> list[A
     return sinks
 
 
-def _new_system(clock: Clock, faults: StoreFaults | None) -> ActorSystem:
+def _new_system(clock: Clock, faults: StoreFaults | None, trace: bool) -> ActorSystem:
     # Asks have no deadline of their own: what is asked here ends in a commit, and a commit always
     # gets an outcome.
-    return ActorSystem(asks=AskTable(ASKS), clock=clock, ask_timeout_s=None, faults=faults)
+    return ActorSystem(
+        asks=AskTable(ASKS), clock=clock, ask_timeout_s=None, faults=faults, trace=trace
+    )
 
 
 @asynccontextmanager

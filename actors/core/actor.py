@@ -87,6 +87,8 @@ class Reply:
 class _Request(Target):
     """The target of an actor's own ask: its outcome comes back on the actor's internal lane."""
 
+    _carried: Callable[[Any], Any] | None = None
+
     def __init__(
         self, cell: Cell, tag: Any, message: Any, fact: bool, chain: tuple[str, ...]
     ) -> None:
@@ -96,13 +98,17 @@ class _Request(Target):
         self._incarnation = 0 if fact else cell.incarnation
         # The ring ends where the asker itself waits: the answer is handled in the asker's chain.
         self._chain = chain
+        if cell.system.tracing is not None:
+            self._carried = cell.system.tracing.keeping()
 
     def _settled(self) -> None:
         assert self._outcome is not None
         value, error, _ = self._outcome
         answer = Answer(self._tag, value, error, self._message)
         cell = self._asker
-        payload = (self._chain[:-1], answer)
+        payload: Any = (self._chain[:-1], answer)
+        if self._carried is not None:
+            payload = self._carried(payload)
         if not cell.box.put_internal((ANSWER, payload, self._incarnation, 0)):
             drop_internal(cell, ANSWER, payload, self._incarnation)
 
@@ -390,6 +396,8 @@ class TrioActor(pykka.Actor):
         if timeout_s is not None and timeout_s != _FOREVER:
             request._timeout_s = timeout_s
             request._deadline = deadline = asked.system.wheel.now() + timeout_s
+        if asked.system.tracing is not None:
+            message = asked.system.tracing.carried(message)
         try:
             asked.box.offer((message, request, 0))
         except REFUSALS as exc:
@@ -418,9 +426,13 @@ class TrioActor(pykka.Actor):
         cell = self._cell
         incarnation = 0 if fact else cell.incarnation
         names = STANCE.get()[0][:-1]
+        tracing = cell.system.tracing
+        kept = None if tracing is None else tracing.keeping()
 
         def finish(value: Any, error: BaseException | None) -> None:
-            payload = (names, Answer(tag, value, error, afn))
+            payload: Any = (names, Answer(tag, value, error, afn))
+            if kept is not None:
+                payload = kept(payload)
             if not cell.box.put_internal((ANSWER, payload, incarnation, 0)):
                 drop_internal(cell, ANSWER, payload, incarnation)
 
@@ -445,6 +457,8 @@ class TrioActor(pykka.Actor):
         Not a checkpoint. Returns the timer, which can be cancelled.
         """
         cell = self._cell
+        if cell.system.tracing is not None:
+            message = cell.system.tracing.carried(message)
         item = (TIMER, message, cell.incarnation, 0)
         return cell.system.wheel.at(delay_s, lambda: cell.box.put_internal(item))
 

@@ -197,7 +197,7 @@ class Cell:
             self.box = Mailbox(self, system.ident, system.token)
         else:
             self.box = system.faults.mailbox(self)
-        self.ref: TrioActorRef[Any] = TrioActorRef._of(self)
+        self.ref: TrioActorRef[Any] = system.ref_class._of(self)
         self.kept = actor_class.make_kept()
         # Strong: pykka's ref holds the instance weakly, and nothing else does.
         self.actor: TrioActor | None = None
@@ -317,6 +317,8 @@ class Cell:
 
     async def _live(self) -> Exit:
         STANCE.set(self.base)
+        if self.system.tracing is not None:
+            self.system.tracing.clear()
         self.incarnation += 1
         self.failure = None
         self.killed_at = None

@@ -16,6 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
+from .carried import bare
+
 if TYPE_CHECKING:
     from .future import Target
     from .ref import TrioActorRef
@@ -74,6 +76,7 @@ class Replayed(NamedTuple):
 
 def opened(message: Any) -> tuple[Any, Origin | None]:
     """Return what was sent, and which entry it comes from where it was replayed."""
+    message = bare(message)
     if message.__class__ is Replayed:
         return message.message, message.origin
     return message, None

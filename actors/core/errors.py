@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 
 import pykka
 
+from .carried import bare
+
 
 class AbeyanceError(Exception):
     """Base of every error that this distribution raises outside `abeyance.storage`.
@@ -22,6 +24,8 @@ class AbeyanceError(Exception):
 
     def __init__(self, text: str, /, **attributes: Any) -> None:
         super().__init__(text)
+        if "message" in attributes:
+            attributes["message"] = bare(attributes["message"])
         self.__dict__.update(attributes)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -42,6 +42,7 @@ import trio
 from pykka.messages import ProxyCall, ProxyGetAttr, ProxySetAttr
 from trio.lowlevel import Abort, reschedule
 
+from .carried import bare
 from .coalescing import CoalescingLane
 from .envelope import Envelope, Internal, Replayed
 from .errors import (
@@ -231,7 +232,7 @@ class Mailbox:
         lane = self.user
         if isinstance(lane, CoalescingLane) and envelope[0].__class__ not in _KEYLESS:
             # The host's function comes before any effect, and outside the lane's lock.
-            key = self.cell.actor_class.coalesce_key(envelope[0])
+            key = self.cell.actor_class.coalesce_key(bare(envelope[0]))
             if key is not None:
                 return self.put_by_key(key, envelope, room)
         if room:

@@ -25,6 +25,7 @@ from pykka.messages import ProxyCall, ProxyGetAttr, ProxySetAttr
 from trio.lowlevel import checkpoint, current_task, wait_task_rescheduled
 
 from .asks import STANCE
+from .carried import Traced
 from .deliveries import counted, deliver_reminder
 from .envelope import (
     ANSWER,
@@ -77,6 +78,10 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
     watched = cell.system.debug and cell.role is not None
     # With faults installed, what stands in for the actor takes proxy calls too.
     special: frozenset[type] = SPECIAL if cell.system.faults is None else frozenset()
+    divert: Any = proxied
+    if cell.system.tracing is not None:
+        divert = cell.system.tracing.diverting(receive, special)
+        special |= {Traced}
     task = current_task()
     abort = box.abort
     # The incarnation before may have left something in the lanes. Not only where they hold
@@ -122,9 +127,7 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
                 cell.inflight = envelope
                 if target is None:
                     result = (
-                        proxied(actor, message)
-                        if message.__class__ in special
-                        else receive(message)
+                        divert(actor, message) if message.__class__ in special else receive(message)
                     )
                     if result is not None:
                         if result.__class__ is CoroutineType:
@@ -155,7 +158,7 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
                         STANCE.set(((*names, cell.key), cell.role))
                     try:
                         result = (
-                            proxied(actor, message)
+                            divert(actor, message)
                             if message.__class__ in special
                             else receive(message)
                         )
@@ -332,6 +335,17 @@ async def _serve_internal(cell: Cell, actor: TrioActor, item: Internal) -> None:
     kind, payload, incarnation, _ = item
     if incarnation and incarnation != cell.incarnation:
         cell.dropped += 1
+        return
+    if payload.__class__ is Traced:
+        leave = cell.system.tracing.entered(payload.context)
+        try:
+            await _serve_internal(cell, actor, (kind, payload.message, incarnation, item[3]))
+        except BaseException:
+            if cell.inflight_internal is not None:
+                cell.inflight_internal = item  # It is delivered again as it was sent.
+            raise
+        finally:
+            leave()
         return
     cell.inflight_internal = item
     if kind == ANSWER:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
+from .carried import bare
 from .deadletters import DeadLetter, Quarantined
 from .envelope import (
     ANSWER,
@@ -137,6 +138,7 @@ def _settle_inflight_internal(
         cell.box.internal.appendleft((kind, payload, incarnation, 0 if poison else deliveries))
         cell.box.urgent = True
         return counts, poison
+    payload = bare(payload)
     message = payload if kind == TELL else payload[1] if kind == ANSWER else payload
     quarantine(cell, message, None, deliveries, error)
     if kind == REMIND:
@@ -157,6 +159,7 @@ def settle_resumed(cell: Cell, error: BaseException) -> None:
     envelope, cell.inflight = cell.inflight, None
     if item is not None:
         kind, payload, incarnation, deliveries = item
+        payload = bare(payload)
         if kind in (TELL, REMIND) or (kind == ANSWER and not incarnation):
             message = payload[1] if kind == ANSWER else payload
             quarantine(cell, message, None, deliveries + 1, error)
@@ -279,6 +282,7 @@ def drop(cell: Cell, envelope: Envelope, reason: str) -> None:
 
 def drop_internal(cell: Cell, kind: int, payload: Any, incarnation: int) -> None:
     """Count an item that nobody will handle; a fact becomes a dead letter. Any thread."""
+    payload = bare(payload)
     with cell.system.lock:
         cell.dropped += 1
     if kind == REMIND:

@@ -172,6 +172,10 @@ class ActorSystem:
         directives: What the root does about errors that supervisors under it escalate with:
             restarts the supervisor where none matches.
         faults: What a test makes go wrong (`abeyance.actors.testing.Faults`).
+        trace: Whether messages carry the OpenTelemetry context they are sent in to their handlers.
+            Needs the `otel` extra.
+    Raises:
+        ModuleNotFoundError: `trace=True` and OpenTelemetry's API is not installed.
     """
 
     def __init__(
@@ -188,6 +192,7 @@ class ActorSystem:
         on_event: EventSink | None = None,
         directives: Directives = (),
         faults: FaultHooks | None = None,
+        trace: bool = False,
     ) -> None:
         check_directives(directives)
         self._directives = directives
@@ -207,6 +212,13 @@ class ActorSystem:
         self.reminders: Reminders = MemoryReminders(self)
         self.hub = EventHub(on_event, self.clock.now_ms)
         self.faults = faults
+        # What is not asked for is not looked for at each message: another class sends them.
+        self.tracing: Any = None
+        self.ref_class: type[TrioActorRef[Any]] = TrioActorRef
+        if trace:
+            from . import tracing  # The door to a library that few hosts have.
+
+            self.tracing, self.ref_class = tracing, tracing.TracedRef
         self.open_calls = 0  # Of host threads, by HostedSystem.run. On the loop thread.
         self.stop_all_on_base_exception = False
         self.stopwatch: Callable[[], float] = time.perf_counter  # Of batches and ages.

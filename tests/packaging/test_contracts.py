@@ -42,6 +42,8 @@ PLANTS = [
     Plant("msgpack", "actors/domain/errors.py", "import msgpack"),
     Plant("prometheus", "actors/core/clock.py", "import prometheus_client"),
     Plant("prometheus", "actors/ops/control.py", "from prometheus_client import Gauge"),
+    Plant("opentelemetry", "actors/core/serving.py", "from opentelemetry import context"),
+    Plant("opentelemetry", "actors/domain/agent.py", "import opentelemetry.trace"),
     Plant("http", "actors/domain/errors.py", "import httpx2"),
     Plant("http", "actors/core/clock.py", "import http.client"),
     Plant("http", "storage/keys.py", "import h11"),

@@ -11,6 +11,7 @@ from pathlib import Path
 from .checkout import ROOT
 
 _DISTRIBUTION = {
+    "opentelemetry": "opentelemetry-api",
     "prometheus_client": "prometheus-client",
     "trio_util": "trio-util",
     "pytest_trio": "pytest-trio",
