@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from .envelope import LATER, Envelope, Reminder
 from .errors import ActorCrashError, DeliveriesSpentError
+from .future import Unasked
 from .settling import quarantine
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def _failed(
 ) -> None:
     """An ask whose error is its answer is over; anything else crashes, and settling decides."""
     crashes = cell.actor_class.crash_on_ask_error or isinstance(error, ActorCrashError)
-    if envelope[1] is not None and not crashes:
+    if envelope[1] is not None and envelope[1].__class__ is not Unasked and not crashes:
         counts.end(cell.key, act_id, handled=True)
 
 

@@ -11,7 +11,9 @@ lost. Closing stores `closed`, then empties the lanes; a producer that appended 
 
 Invariants:
     I1. One consumer. Only it takes from the lanes until the mailbox is closed.
-    I2. `attention` is true only while the consumer sleeps or the mailbox is closed.
+    I2. `attention` is true only while the consumer sleeps or the mailbox is closed. One that is
+        suspended sleeps without it, so that messages do not wake it; whoever puts into another lane
+        or resumes it looks at `suspended` too, after it made that change.
     I3. load <= capacity + number of racing host threads + stop pills + the one in flight, which may
         be stashed when its place was taken already.
     I4. A put that the fast path takes, because len(user) < `room`, is one that the slow path would
@@ -479,8 +481,7 @@ class Mailbox:
         if self.cell.actor_class.while_suspended == "fail":
             self.set_room()
         self.urgent = True
-        if self.attention:
-            self.attend()
+        self.attend()  # A suspended consumer sleeps without announcing it.
         return True
 
     def put_internal(self, item: Internal) -> bool:
@@ -492,7 +493,7 @@ class Mailbox:
             lane = self._make_internal()
         lane.append(item)
         self.urgent = True
-        if self.attention:
+        if self.attention or self.suspended:
             self.attend()
         return True
 
@@ -507,7 +508,7 @@ class Mailbox:
         """Raise a control flag. On the loop thread."""
         self.control |= flag
         self.urgent = True
-        if self.attention:
+        if self.attention or self.suspended:
             self.attend()
 
     def attend(self) -> None:

@@ -9,6 +9,7 @@ Invariants:
     I3. Each pass serves at most what the internal lane held when it began, and control flags are
         as many as there are bits, so neither can starve the user lane.
     I4. While the mailbox is suspended, nothing is taken from the returned and the user lane.
+    I5. No loop here goes on past a batch's time without a checkpoint, whatever the handlers return.
 
 Runs in the cell's task.
 """
@@ -42,7 +43,7 @@ from .envelope import (
 )
 from .errors import ActorCrashError
 from .expiry import until_expired
-from .future import Target
+from .future import Target, Unasked
 from .logs import Log
 from .mailbox import HALT, KILL, NEVER, STOP_NOW
 from .reporting import log_returned
@@ -137,8 +138,9 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
                                 box.shrank()
                             result = await (one_checkpoint(result, cell) if watched else result)
                         if result is LATER:
+                            if cell.inflight is not envelope:
+                                handled -= 1  # It is owed, put aside or kept out.
                             cell.inflight = None
-                            handled -= 1  # It is owed.
                     if cell.inflight is not envelope:
                         _forget_owed(cell)
                     handled += 1
@@ -147,6 +149,7 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
                         cell.inflight = None
                         bury_one(cell, envelope, "expired")
                         if clock() > until:
+                            look = 0
                             break
                         continue
                     if message.__class__ is StopPill:
@@ -175,7 +178,7 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
                     except ActorCrashError:
                         raise
                     except Exception as exc:
-                        if crash_on_ask:
+                        if crash_on_ask or target.__class__ is Unasked:
                             raise
                         log_returned(logger, cell.ref, exc)
                         _answer(cell, target, None, exc)
@@ -327,7 +330,10 @@ async def _serve_suspended(cell: Cell, actor: TrioActor) -> str | None:
         if box.watched:
             box.shrank()
         cell.settle_idle()
-        await _wait_internal(cell)
+        if not box.urgent:
+            # What a host thread puts from here on is told by run_sync_soon, which comes later.
+            box.parked = current_task()
+            await wait_task_rescheduled(box.abort)
     return None
 
 
@@ -388,6 +394,7 @@ async def serve_owed(cell: Cell, actor: TrioActor) -> None:
         if box.urgent:
             if await _serve_urgent(cell, actor) is not None:
                 return
+            await checkpoint()  # A lane that feeds itself must not hold the loop.
             continue
         if expires_at <= trio.current_time():
             expires_at = _expires_at(cell)

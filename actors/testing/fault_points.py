@@ -23,7 +23,7 @@ import trio
 
 from abeyance.actors.core.envelope import TELL, Envelope, Internal, StopPill, opened
 from abeyance.actors.core.errors import ActorDeadError
-from abeyance.actors.core.future import Target, TrioFuture, Unasked
+from abeyance.actors.core.future import Target, TrioFuture
 from abeyance.actors.core.hosted import find_system
 from abeyance.actors.core.mailbox import Mailbox
 from abeyance.actors.core.serving import SPECIAL, proxied
@@ -79,7 +79,7 @@ class FaultyMailbox(Mailbox):
             super().append(envelope)
             if kind == "duplicate":
                 message, target, _ = envelope
-                copy: Envelope = (message, None if target is None else Unasked(), 0)
+                copy: Envelope = (message, None if target is None else Target(), 0)
                 self._account(copy)
                 super().append(copy)
         if kind == "kill":

@@ -303,6 +303,63 @@ async def test_tell_can_be_owed_and_is_redelivered_until_its_handle_is_settled(a
         assert accounted(ref) == 3
 
 
+class Flaky(Again):
+    """Owes for a message, and fails when it gets it again."""
+
+    async def on_receive(self, message):
+        if message == ("owe", 1) and self.incarnation > 1:
+            self.seen.append(message)
+            raise ValueError("again")
+        return await super().on_receive(message)
+
+
+async def test_tell_that_was_owed_crashes_its_actor_when_it_fails_on_its_way_back(autojump_clock):
+    async with ActorSystem() as system:
+        ref = await supervised(system, Flaky, intensity=100)
+        ref.tell(("owe", 1))
+        ref.tell("crash")
+        assert await ref.ask("x") == "x"
+        # One delivery was owed and is uncounted, three crashed; "crash" has three of its own.
+        assert kept(ref)["seen"].count(("owe", 1)) == 4
+        assert [entry.message for entry in system.quarantine.list()] == [("owe", 1), "crash"]
+        assert accounted(ref) == 3
+
+
+async def test_stop_that_waits_for_what_is_owed_lets_other_tasks_run_while_the_lane_feeds_itself():
+    class Feeds(Recorder):
+        def on_receive(self, message):
+            self.seen.append(message)
+            if len(self.seen) < 1000:
+                self.actor_ref.tell_internal("again")
+            if message != "again":
+                self.kept["replies"].append(self.later())
+            return LATER
+
+    async with ActorSystem() as system:
+        ref = system.start(Feeds)
+        future = ref.ask("owe", timeout=100)
+        stopped = ref.stop()
+        while ref.statistics().state != "stopping":
+            await trio.lowlevel.checkpoint()
+        assert len(kept(ref)["seen"]) < 1000
+        assert kept(ref)["replies"][0].set("paid") is True
+        assert await stopped is True
+        assert await future == "paid"
+
+
+async def test_tell_whose_handler_returns_later_without_a_handle_is_handled():
+    class Mistaken(TrioActor):
+        def on_receive(self, message):
+            return LATER
+
+    async with ActorSystem() as system:
+        ref = system.start(Mistaken)
+        for number in range(3):
+            ref.tell(number)
+        await wait_all_tasks_blocked()
+        assert ref.statistics().handled == accounted(ref) == 3
+
+
 async def test_owed_ask_fails_as_outcome_unknown_at_a_crash_and_is_not_quarantined_at_most_once(
     autojump_clock,
 ):

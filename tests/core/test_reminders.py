@@ -301,6 +301,25 @@ async def test_owed_reply_is_noted_as_no_delivery(autojump_clock):
         assert await future == "late"
 
 
+async def test_tell_that_was_owed_and_fails_on_its_way_back_stays_noted(autojump_clock):
+    class Flaky(Counts):
+        def on_receive(self, message):
+            super().on_receive(message)
+            if self.incarnation == 1:
+                self.later()
+                return LATER
+            raise ValueError("again")
+
+    async with ActorSystem() as system:
+        system.deliveries = lives = Lives()
+        ref = await started(system, Flaky)
+        ref.tell(Act("k", "owe"))
+        await wait_all_tasks_blocked()
+        ref.kill()
+        await wait_all_tasks_blocked()
+        assert (ref._cell.incarnation, lives.out) == (2, {("a", "k"): 1})
+
+
 async def test_deliveries_of_earlier_lives_count_and_a_spent_message_is_not_delivered(
     autojump_clock,
 ):

@@ -388,6 +388,34 @@ async def test_handle_of_an_earlier_incarnation_settles_a_stashed_message_which_
         assert (ref.statistics().stashed, accounted(ref)) == (0, 1)
 
 
+async def test_sender_that_waits_gets_the_room_of_a_stashed_message_whose_handle_is_settled():
+    class Owes(Opens):
+        max_deliveries = 2
+        mailbox_capacity = 1
+
+        async def on_receive(self, message):
+            if message != "owe":
+                return message
+            if self.incarnation == 1:
+                self.kept["replies"].append(self.later())
+                return LATER
+            return self.stash()
+
+    async with ActorSystem() as system, trio.open_nursery() as nursery:
+        ref = await supervised(system, Owes)
+        ref.tell("owe")
+        await wait_all_tasks_blocked()
+        ref.kill()
+        await wait_all_tasks_blocked()
+        nursery.start_soon(ref.tell_wait, "waits")
+        await wait_all_tasks_blocked()
+        assert ref.statistics().mailbox.waiting == 1
+        assert kept(ref)["replies"][0].set()
+        await wait_all_tasks_blocked()
+        assert ref.statistics().mailbox.waiting == 0
+        assert accounted(ref) == 2
+
+
 async def test_message_that_a_shielded_handler_stashed_is_a_dead_letter_when_its_actor_ends():
     class Shielded(Opens):
         async def on_receive(self, message):

@@ -128,6 +128,43 @@ async def test_internal_lane_that_feeds_itself_lets_other_tasks_run_while_suspen
         assert ref.statistics().internal == 0
 
 
+@pytest.mark.parametrize("put", ["message", "internal"])
+async def test_messages_do_not_wake_a_suspended_actor(put):
+    async with ActorSystem() as system:
+        ref = system.start(Records)
+        ref.suspend()
+        await wait_all_tasks_blocked()
+        for n in range(3):
+            if put == "message":
+                ref.tell(n)
+            else:
+                ref.tell_internal(n)
+        assert (ref._box.parked is None) is (put == "internal")
+        await wait_all_tasks_blocked()
+        assert seen(ref) == ([] if put == "message" else [0, 1, 2])
+
+
+def test_internal_lane_is_served_for_host_threads_while_the_actor_is_suspended():
+    reached = threading.Event()
+
+    class Tells(Records):
+        async def on_receive(self, message):
+            await super().on_receive(message)
+            if message == 99:
+                reached.set()
+            return message
+
+    with HostedSystem() as hosted:
+        ref = hosted.start(Tells)
+        ref.suspend()
+        for n in range(100):
+            ref.tell_internal(n)
+        assert reached.wait(30)
+        assert seen(ref) == list(range(100))
+        ref.resume()
+        assert ref.ask("resumed") == "resumed"
+
+
 async def test_messages_that_came_back_wait_too_while_the_actor_is_suspended():
     class Again(Records):
         max_deliveries = 3
