@@ -10,6 +10,7 @@ if (
     raise ImportError("import abeyance.actors, not the folder 'actors' by its bare name")
 
 from ._version import __version__
+from .conversations import Conversation
 from .core import (
     LATER,
     ActorSystem,
@@ -56,6 +57,7 @@ __all__ = [
     "Backoff",
     "CallFailure",
     "ChildSpec",
+    "Conversation",
     "ErrorPolicy",
     "GiveUp",
     "HostedAgent",

@@ -16,16 +16,18 @@ from typing import Any
 from abeyance.storage.codec import encode
 from abeyance.storage.errors import OwnedElsewhereError
 from abeyance.storage.ownership import Ownership
-from abeyance.storage.store import Committed, Guard, Put, Refused, Request, Store
+from abeyance.storage.store import Committed, Guard, NotStored, Put, Refused, Request, Store
 from abeyance.storage.tables.agents import Agent as AgentRecord
 
 from .core import ActorSystem, ChildSpec, Supervisor, SupervisorSpec
 from .core.clock import Clock
 from .domain.agent import Agent, AgentView
 from .domain.alert_book import AlertDesk
-from .domain.errors import AgentOwnedElsewhereError
+from .domain.auxiliary import Auxiliary
+from .domain.errors import AgentExistsError, AgentOwnedElsewhereError, not_stored
 from .domain.gate import Gate
 from .domain.slot import Slot, SlotView
+from .domain.slot_messages import AgentKind
 from .domain.tools import ToolRunner
 from .domain.turn import TurnSeams, TurnSettings
 from .domain.wait_book import WaitBook
@@ -81,29 +83,65 @@ class Groups:
         guard = Guard("owners", owned[0], taking.counters[owned[0]])
         self._runner.own(name, guard)
 
-    async def record(self, settings: TurnSettings) -> None:
+    async def record(
+        self,
+        settings: TurnSettings,
+        kind: AgentKind = "resident",
+        parent: str | None = None,
+        *puts: Put,
+    ) -> None:
+        """Record what a host said of an agent, and in the same commit what else is to be put.
+
+        Raises:
+            AgentExistsError: The name is of an agent of another kind; nothing was recorded.
+            NotStoredError: Nothing was recorded.
+        """
         provider = type(settings.provider).__name__
         key = (settings.name,)
         while True:
             row = self._store.get("agents", key)
+            if row is not None and row.record.kind != kind:
+                raise AgentExistsError(
+                    f"the name {settings.name!r} is of an agent of kind {row.record.kind!r}; "
+                    "nothing was done; choose another name",
+                    agent=settings.name,
+                )
             created = self._clock.now_ms() if row is None else row.record.created_ms
             record = AgentRecord(
-                kind="resident",
+                kind=kind,
+                parent=parent,
                 slot=settings.name,
                 provider=provider,
                 model=settings.model,
                 created_ms=created,
             )
-            if row is not None and row.record == record:
+            if row is not None and row.record == record and not puts:
                 return
             guard = Guard("agents", key, 0 if row is None else row.counter)
-            request = Request(guards=(guard,), puts=(Put("agents", key, encode(record)),))
+            request = Request((guard,), (Put("agents", key, encode(record)), *puts))
             outcome = await self._journal.ask(request)
+            if isinstance(outcome, NotStored):
+                raise not_stored(outcome)
             if not isinstance(outcome, Refused):
                 return
 
-    async def start(self, settings: TurnSettings) -> Member:
-        name, slot_view = settings.name, SlotView()
+    async def start(
+        self, settings: TurnSettings, kind: AgentKind = "resident", parent: str | None = None
+    ) -> Member:
+        """Start an agent's groups; it goes on with what its rows hold."""
+        slot_group, slot_view, parking = await self.start_slot(settings.name)
+        try:
+            member = await self._start_agent(settings, slot_group, slot_view, parking)
+        except BaseException:
+            # What was not added can be added again: its names must be free.
+            await slot_group.stop()
+            raise
+        member.kind, member.parent = kind, parent
+        return member
+
+    async def start_slot(self, name: str) -> tuple[Supervisor, SlotView, Parking]:
+        """Start the group of a slot alone."""
+        slot_view = SlotView()
         parking = Parking(lambda error: self._desk.parked(name, error))
         slot_spec = ChildSpec(
             "slot",
@@ -121,12 +159,7 @@ class Groups:
             ),
             parent=self._slots,
         )
-        try:
-            return await self._start_agent(settings, slot_group, slot_view, parking)
-        except BaseException:
-            # What was not added can be added again: its names must be free.
-            await slot_group.stop()
-            raise
+        return slot_group, slot_view, parking
 
     async def _start_agent(
         self,
@@ -178,4 +211,5 @@ class Groups:
             agent_view,
             group,
             parking,
+            Auxiliary(settings, group.refs["gate"], self._clock),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
+from abeyance.actors.providers.port import ModelReply, ModelRequest
 from abeyance.storage.tables.blocks import TextBlock
 
 from .core import TrioFuture
@@ -145,6 +146,26 @@ class AgentHandle:
             at_ms=now_ms,
             known=id_ is not None,
         )
+
+    async def auxiliary_call(self, request: ModelRequest) -> ModelReply:
+        """Ask the agent's provider something beside its turns; nothing of it is in the slot.
+
+        A checkpoint; waits while another call of this agent is out. Cancelled: a call that is out
+        is abandoned. Durable: what it stated, when this raises. Retries nothing, waits for no hold.
+
+        Args:
+            request: Its model need not be the agent's.
+        Raises:
+            InvalidInputError, InvalidNameError: Names the field; no call was made.
+            CallDeferredError: The model is held, or the agent paused; no call was made.
+            AdmissionClosedError: The agent was stopped or ended; no call was made.
+            ProviderError: The call failed; the wait it stated binds this agent and model.
+            AgentParkedError: It crashed too often; no call was made.
+            RuntimeClosedError: The runtime has ended.
+        """
+        member = self._runtime._member(self.name)
+        member.check_not_parked()
+        return await member.auxiliary.call(request)
 
     async def wait_idle(self) -> None:
         """Wait until no turn lives and nothing is to do but what is held.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 import trio
 from trio.lowlevel import in_trio_run
 
+from .conversations import Conversation
 from .core import AskTable, HostedSystem, TrioFuture, chain, in_chain
 from .core.clock import Clock, SystemClock
 from .core.errors import ActorDeadError, WouldDeadlockError
@@ -32,6 +33,7 @@ from .domain.transcript import TranscriptMessage
 from .domain.wait_book import ProviderWait
 from .handle import AgentHandle
 from .opening import StoreFaults, open_runtime
+from .providers.port import ModelReply, ModelRequest
 from .runtime import Runtime
 from .status import RuntimeStatus
 
@@ -192,6 +194,23 @@ class HostedRuntime:
 
         found: HostedAgent = self._call(find, True)
         return found
+
+    def open_conversation(self, agent: str, *, channel: str, block: bool = True) -> Any:
+        """Fork a conversation agent, or take it up again. As `Runtime.open_conversation`."""
+
+        async def fork(runtime: Runtime) -> HostedConversation:
+            opened = await runtime.open_conversation(agent, channel=channel)
+            return HostedConversation(self, opened)
+
+        return self._call(fork, block)
+
+    def remove_agent(self, name: str, *, requester: str = "host", block: bool = True) -> Any:
+        """End an agent. As `Runtime.remove_agent`."""
+
+        async def remove(runtime: Runtime) -> None:
+            await runtime.remove_agent(name, requester=requester)
+
+        return self._call(remove, block)
 
     @overload
     def resume_agent(self, name: str, *, block: Literal[True] = True) -> bool: ...
@@ -391,6 +410,14 @@ class HostedAgent:
             return handed.get()
         return handed
 
+    def auxiliary_call(self, request: ModelRequest, *, block: bool = True) -> Any:
+        """Ask the agent's provider something beside its turns. As `AgentHandle.auxiliary_call`."""
+
+        async def call(runtime: Runtime) -> ModelReply:
+            return await self._handle.auxiliary_call(request)
+
+        return self._host._call(call, block)
+
     def wait_idle(self, *, block: bool = True) -> Any:
         """Wait until nothing is to do but what is held. As `AgentHandle.wait_idle`."""
 
@@ -409,3 +436,21 @@ class HostedAgent:
 
         found: list[TranscriptMessage] = self._host._call(read, True)
         return found
+
+
+class HostedConversation(HostedAgent):
+    """What a threaded host holds of a conversation agent. As `Conversation`."""
+
+    def __init__(self, host: HostedRuntime, handle: Conversation) -> None:
+        super().__init__(host, handle)
+        self._conversation = handle
+        self.agent = handle.agent
+        self.channel = handle.channel
+
+    def close(self, *, requester: str = "host", block: bool = True) -> Any:
+        """Let the turns that are asked for run, then end the agent. As `Conversation.close`."""
+
+        async def close(runtime: Runtime) -> None:
+            await self._conversation.close(requester=requester)
+
+        return self._host._call(close, block)

@@ -11,8 +11,10 @@ import trio
 
 from .core import Supervisor, TrioActorRef
 from .domain.agent import Agent, AgentView
+from .domain.auxiliary import Auxiliary
 from .domain.errors import AgentParkedError
 from .domain.slot import Slot, SlotView
+from .domain.slot_messages import AgentKind
 from .domain.turn import TurnSettings
 from .status import AgentStatus, HeldStatus
 
@@ -58,6 +60,13 @@ class Member:
     agent_view: AgentView
     group: Supervisor
     parking: Parking
+    auxiliary: Auxiliary
+    kind: AgentKind = "resident"
+    parent: str | None = None
+    """Of a conversation agent: whose slot its own was forked from."""
+    channel: str | None = None
+    ending: trio.Event | None = None
+    """Somebody ends it; set when that is over."""
 
     @property
     def is_parked(self) -> bool:

@@ -21,12 +21,14 @@ import trio
 from abeyance.storage.lmdb_store import LmdbStore
 from abeyance.storage.ownership import Ownership
 
+from .conversations import Conversation, Conversations
 from .core import ActorSystem, ChildSpec, Supervisor, SupervisorSpec, TrioActorRef
 from .core.clock import Clock
 from .core.errors import ActorDeadError
 from .core.events import CAPACITY, Subscription
 from .core.reminders import MemoryReminders
 from .core.tree import DEPTH, NODES, WIDTH, TreeNode
+from .disposal import end_agent
 from .domain.agent import Agent, StopTurns
 from .domain.alarm import Alarm
 from .domain.alert_book import NAME as ALERTS
@@ -174,6 +176,8 @@ class Runtime:
         self._desk.attach(self._alerts)
         self._journal: TrioActorRef[Journal] = root.refs["journal"]
         self._ledger: TrioActorRef[Ledger] = root.refs["ledger"]
+        self._alarm: TrioActorRef[Alarm] = root.refs["alarm"]
+        self._conversations = Conversations(self)
         self._archive.attach(root.refs[ARCHIVE])
         system.deliveries = self._counts
         system.reminders = DurableReminders(root.refs[REMINDERS], self._archive, clock)
@@ -242,6 +246,49 @@ class Runtime:
         """
         self._member(name)
         return AgentHandle(self, name)
+
+    async def open_conversation(self, agent: str, *, channel: str) -> Conversation:
+        """Fork a conversation agent from a resident's slot, for one channel; or take it up again.
+
+        The fork begins with the resident's transcript as it stands, has a slot, a gate and waits of
+        its own, and the resident's provider, model and tools. One that is open is handed out again;
+        after a restart it goes on with its slot, its waits and its held turn.
+
+        A checkpoint. Cancelled: what was begun is gone on with by calling again.
+        Durable: on return.
+
+        Args:
+            agent: A resident that was added here.
+            channel: Whose conversation; its answers belong there.
+        Raises:
+            InvalidNameError: Names the field; nothing was done.
+            InvalidInputError: The agent is no resident; nothing was done.
+            UnknownAgentError: No such agent here; nothing was done.
+            AgentOwnedElsewhereError: A live process has this conversation open.
+            NotStoredError: The fork is not complete, and not started; call again.
+            RuntimeClosedError: The runtime has ended.
+        """
+        self._check_open()
+        return await self._conversations.open(agent, channel)
+
+    async def remove_agent(self, name: str, *, requester: str = "host") -> None:
+        """End an agent: its live turn is cancelled, and nothing of it runs any more.
+
+        What was queued lands in its slot. A held turn is ended; every wake that no turn answered
+        becomes a dead letter, which a replay makes a wake again once the agent is added again. Its
+        slot stays, and its waits stay listed: they hold nobody else.
+
+        A checkpoint. Cancelled: it starts no more turns; remove it again.
+        Durable: on return.
+
+        Raises:
+            UnknownAgentError: No such agent here; nothing was done.
+            NotStoredError: Its end could not be stored; it is here, and starts no more turns.
+            AgentParkedError: Its slot crashed too often; resume it first.
+            RuntimeClosedError: The runtime has ended.
+        """
+        by = clean_text(str(requester), REQUESTER_CHARS_MAX) or "?"
+        await end_agent(self, name, by, finish=False)
 
     async def resume_agent(self, name: str) -> bool:
         """Start a parked agent again, with everything that was accepted for it. An operator's act.

@@ -30,6 +30,7 @@ from .errors import OwnershipLostError
 from .persistence import PAUSE_MAX_S, may_land_later
 from .protocol import (
     AttachToWaits,
+    CloseAdmission,
     Due,
     ForgetInstant,
     LiftPauses,
@@ -68,6 +69,10 @@ class StopTurns(NamedTuple):
 
 class _LookAgain(NamedTuple):
     """To itself: whether the hold still stands is asked again on a cadence."""
+
+
+class FinishTurns(NamedTuple):
+    """Ask: start no more turns; the live one runs to its end, or is held. Answered when it has."""
 
 
 class _StartAgain(NamedTuple):
@@ -156,6 +161,12 @@ class Agent(TrioActor):
                 self._tell_idlers()
                 return LATER
             case StopTurns():
+                if self._turn_scope is not None:
+                    self._turn_scope.cancel()
+                # Behind the cancellation: a turn that waits to be admitted ends as stopped.
+                self._seams.gate.tell(CloseAdmission())
+                return self._stop_turns()
+            case FinishTurns():
                 return self._stop_turns()
             case RewindSlot() | UndoRewind():
                 if self._lost is not None:
@@ -409,8 +420,6 @@ class Agent(TrioActor):
 
     def _stop_turns(self) -> Any:
         self.kept.stopping = True
-        if self._turn_scope is not None:
-            self._turn_scope.cancel()
         if self._view.turn is None and self._view.activity != "starting":
             self._tell_idlers()
             return None

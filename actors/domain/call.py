@@ -83,7 +83,7 @@ class Calls:
             admission = await asked
         except BaseException:
             # The gate may have admitted it, or still will: nobody is left to settle that permit.
-            asked.on_done(lambda: _give_back(asked, gate))
+            asked.on_done(lambda: give_back(asked, gate))
             raise
         if isinstance(admission, Deferral):
             return admission
@@ -92,7 +92,7 @@ class Calls:
             # A turn that was told to end while it asked makes no call.
             await trio.lowlevel.checkpoint_if_cancelled()
             with permitted(permit):
-                reply = await settings.provider.call(request, _look_away)
+                reply = await settings.provider.call(request, look_away)
         except Exception as error:  # noqa: BLE001 - judged, settled, and told on from there.
             return await self._failed(permit, error)
         except BaseException:
@@ -154,11 +154,11 @@ class Calls:
         return held
 
 
-def _look_away(delta: object) -> None:
+def look_away(delta: object) -> None:
     """Deltas are for looking; nobody looks yet."""
 
 
-def _give_back(asked: Any, gate: Any) -> None:
+def give_back(asked: Any, gate: Any) -> None:
     """Return the permit of an admission that nobody waits for any more."""
     try:
         admission = asked.get()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from abeyance.actors.core.errors import AbeyanceError, OutcomeUnknownError
+from abeyance.actors.providers.port import ProviderError
 from abeyance.storage.errors import StoreLostError
 from abeyance.storage.store import NotStored
 
@@ -54,6 +55,16 @@ class UnknownAgentError(AbeyanceError):
     """No agent of that name here, and no wait of one is listed. Nothing was done."""
 
     code = "unknown_agent"
+    agent: str
+
+
+class AgentEndedError(AbeyanceError):
+    """The agent was removed, or its conversation closed. Nothing was done; what was stored stays.
+
+    Attributes: `agent`.
+    """
+
+    code = "agent_ended"
     agent: str
 
 
@@ -125,6 +136,59 @@ class RewindRefusedError(AbeyanceError):
 
     code = "rewind_refused"
     slot: str
+
+
+class AdmissionClosedError(AbeyanceError):
+    """The agent starts no more provider calls: it was stopped or ended. No call was made.
+
+    Attributes: `agent`.
+    """
+
+    code = "admission_closed"
+    agent: str
+
+
+class CallDeferredError(ProviderError):
+    """A call was refused before it was made: the model is held, or the agent is paused.
+
+    It is a retryable rate limit that says how long, and no failure of a call: a caller that counts
+    failures or paces itself counts nothing and waits. Raised for auxiliary calls; a turn is held.
+
+    Attributes: `agent`, `model`; `cause`, what holds it; `deadline_ms`, epoch milliseconds until
+    it does, and `retry_after_ms`, how long that is from now, both None where it has no end of its
+    own; `deferred`, always True.
+    """
+
+    code = "call_deferred"
+    deferred: ClassVar[bool] = True
+    agent: str
+    model: str
+    cause: str
+    deadline_ms: int | None
+    retry_after_ms: int | None
+
+    def __init__(
+        self,
+        *,
+        agent: str,
+        model: str,
+        cause: str,
+        reason: str,
+        deadline_ms: int | None,
+        now_ms: int,
+    ) -> None:
+        left_ms = None if deadline_ms is None else max(0, deadline_ms - now_ms)
+        ends = "until it is released" if left_ms is None else f"for another {left_ms} ms"
+        super().__init__(
+            f"model {model!r} is held for agent {agent!r} {ends} ({cause}: {reason}); no call was "
+            "made; call again then",
+            retryable=True,
+            status=429,
+            sent=False,
+            said=reason,
+        )
+        self.agent, self.model, self.cause = agent, model, cause
+        self.deadline_ms, self.retry_after_ms = deadline_ms, left_ms
 
 
 class AgentParkedError(AbeyanceError):

@@ -7,6 +7,9 @@ Invariants:
     I1  A permit is given only where no wait binds (agent, model) and no pause the agent then, and
         is for one call.
     I2  A permit given is settled by its holder or returned by death watch; none is lost.
+    I4  At most one permit is out: a turn's call and an auxiliary one never run at once. Who has to
+        wait is parked, and asked again what binds before it is let in.
+    I5  After `CloseAdmission` no permit is given, and nobody is parked.
     I3  A settlement that states a wait is answered after the ledger took it: the wait first, then
         whatever the holder does about it.
 
@@ -17,17 +20,20 @@ this actor still counts.
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from typing import Any, ClassVar
 
 from abeyance.actors.core import LATER, Answer, Ended, Reply, TrioActor
 from abeyance.actors.core.clock import Clock
 from abeyance.actors.providers.port import Permit
 
+from .errors import AdmissionClosedError
 from .pauses import Pauses, longest
 from .protocol import (
     Admit,
     BeginPause,
     CheckWait,
+    CloseAdmission,
     LiftPauses,
     Peek,
     RecordWait,
@@ -49,6 +55,7 @@ class GateKept:
         self.settling: dict[int, tuple[Settle, Reply]] = {}
         """Settlements whose waits the ledger was asked to record, by permit: asked once."""
         self.ids = itertools.count(1)
+        self.closed = False
         self.admitted = 0
         self.deferred = 0
         self.returned = 0
@@ -73,6 +80,8 @@ class Gate(TrioActor):
         return GateKept()
 
     def on_start(self) -> None:
+        # Admissions are owed: after a crash they are delivered again, and parked again.
+        self._parked: deque[tuple[Admit, Reply]] = deque()
         self._back = Redelivered(self.kept.settling.values())
         if self.kept.holder is not None:
             self.watch(self.kept.holder)
@@ -80,20 +89,14 @@ class Gate(TrioActor):
     def on_receive(self, message: Any) -> Any:
         match message:
             case Admit() | Peek():
-                exempt = message.purpose == "ephemeral"
-                if self.kept.settling:
-                    # A statement of this agent is on its way to the book: the ledger answers
-                    # behind it.
-                    check = CheckWait(self._agent, message.model, exempt)
-                    self.ask(self._ledger, check, tag=(message, self.later()))
-                    return LATER
-                wait = self._book.deferral(self._agent, message.model, exempt=exempt)
-                deferral = self._paused(message.model, wait)
-                if isinstance(message, Peek):
-                    return deferral
-                # Settled here, with the permit: a crash behind this leaves both or neither.
-                self._admit(message, deferral, self.later())
+                self._look(message, self.later())
                 return LATER
+            case CloseAdmission():
+                self.kept.closed = True
+                parked, self._parked = self._parked, deque()
+                for admit, reply in parked:
+                    self._admit(admit, None, reply)
+                return None
             case Settle():
                 if self._back.claims(message):
                     # It came back after a crash of this actor, and its record is on its way.
@@ -117,12 +120,31 @@ class Gate(TrioActor):
             case _:
                 raise TypeError(f"a gate takes no {type(message).__name__}")
 
+    def _look(self, message: Admit | Peek, reply: Reply) -> None:
+        """Answer with what binds now; or, where nothing does, go on to the permit."""
+        exempt = message.purpose == "ephemeral"
+        if self.kept.settling:
+            # A statement of this agent is on its way to the book: the ledger answers behind it.
+            check = CheckWait(self._agent, message.model, exempt)
+            self.ask(self._ledger, check, tag=(message, reply))
+            return
+        self._looked(message, self._book.deferral(self._agent, message.model, exempt=exempt), reply)
+
+    def _looked(self, message: Admit | Peek, wait: Deferral | None, reply: Reply) -> None:
+        deferral = self._paused(message.model, wait)
+        if isinstance(message, Peek):
+            reply.set(deferral)
+        else:
+            # Settled here, with the permit: a crash behind this leaves both or neither.
+            self._admit(message, deferral, reply)
+
     def _settle(self, settlement: Settle) -> Any:
         self.kept.permits.pop(settlement.permit.id, None)
         for pause in settlement.pauses:
             self.kept.pauses.begin(pause)
         permit = settlement.permit
         if settlement.states is None or permit.purpose == "ephemeral" or permit.model == EVERY:
+            self._let_in()
             return None
         deadline_ms, reason = settlement.states
         reply = self.later()
@@ -133,6 +155,7 @@ class Gate(TrioActor):
             tag=(settlement, reply),
             fact=True,
         )
+        self._let_in()
         return LATER
 
     def on_answer(self, answer: Answer) -> None:
@@ -143,12 +166,11 @@ class Gate(TrioActor):
             self._back.forget(message)
         if answer.error is not None:
             reply_.set_exception(answer.error)
-        elif isinstance(message, Admit):
-            self._admit(message, self._paused(message.model, answer.value), reply_)
-        elif isinstance(message, Peek):
-            reply_.set(self._paused(message.model, answer.value))
+        elif isinstance(message, Admit | Peek):
+            self._looked(message, answer.value, reply_)
         else:
             reply_.set(answer.value)
+        self._let_in()
 
     def _paused(self, model: str | None, wait: Deferral | None) -> Deferral | None:
         """What holds a call to a model: its wait, or what pauses the whole agent."""
@@ -158,19 +180,40 @@ class Gate(TrioActor):
     def _admit(self, message: Admit, deferral: Deferral | None, reply: Reply) -> None:
         """Give a permit, or say why not. Whoever gave up asking takes none."""
         kept = self.kept
+        if kept.closed:
+            reply.set_exception(
+                AdmissionClosedError(
+                    f"agent {self._agent!r} starts no more calls; no call was made; call again "
+                    "after the next start",
+                    agent=self._agent,
+                )
+            )
+            return
         if deferral is not None:
             kept.deferred += 1
             reply.set(deferral)
+            return
+        if kept.permits:
+            self._parked.append((message, reply))
             return
         permit = Permit(next(kept.ids), self._agent, message.model or EVERY, message.purpose)
         if reply.set(permit):
             kept.permits[permit.id] = permit
             kept.admitted += 1
 
+    def _let_in(self) -> None:
+        """The way is free: look again at who was parked first, and at the next if that is held."""
+        while self._parked and not self.kept.permits:
+            self._look(*self._parked.popleft())
+
     def on_ended(self, ended: Ended) -> None:
         # The holder died with calls out: what became of them is unknown, the permits come back.
         self._take_back()
 
     def _take_back(self) -> None:
-        self.kept.returned += len(self.kept.permits)
-        self.kept.permits.clear()
+        """Return the permits of turns; an auxiliary call settles its own, in whichever task."""
+        kept = self.kept
+        left = {id_: permit for id_, permit in kept.permits.items() if permit.purpose != "turn"}
+        kept.returned += len(kept.permits) - len(left)
+        kept.permits = left
+        self._let_in()

@@ -136,6 +136,10 @@ class BeginPause(NamedTuple):
     pause: Pause
 
 
+class CloseAdmission(NamedTuple):
+    """Tell: give no permit any more, and refuse whoever waits for one."""
+
+
 class LiftPauses(NamedTuple):
     """Tell: waits of a model (None: of every model) were released; shorten what they lengthened."""
 

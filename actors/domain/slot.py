@@ -46,23 +46,34 @@ from abeyance.storage.store import (
     Request,
     Store,
 )
+from abeyance.storage.tables.blocks import TextBlock
 from abeyance.storage.tables.slots import MessageId
 
 from . import events
-from .errors import MessageConflictError, NotStoredError, OwnershipLostError, not_stored
+from .errors import (
+    AgentEndedError,
+    MessageConflictError,
+    NotStoredError,
+    OwnershipLostError,
+    not_stored,
+)
+from .ingress import body_crc, encode_body, new_message_id
 from .protocol import Requests
 from .slot_book import SlotBook
+from .slot_disposal import plan_dispose
 from .slot_messages import (
     Accept,
     AttachAgent,
     CheckRewind,
     CloseGap,
+    Dispose,
     EndTurn,
     HoldTurn,
     NothingToDo,
     ReadOpenTurn,
     Receipt,
     RecordRound,
+    Rewake,
     RewindReceipt,
     RewindSlot,
     StartTurn,
@@ -142,6 +153,8 @@ class SlotKept:
         self.agents: dict[str, Any] = {}
         self.injects: dict[str, bool] = {}
         self.granted: dict[str, TurnStart] = {}
+        self.ended = False
+        """Its agent was disposed of; what is sent to it now would wait for nobody."""
 
 
 class SlotView:
@@ -232,7 +245,12 @@ class Slot(TrioActor):
                 return self._rewind(message)
             case CheckRewind():
                 return check_rewind(self._book, message)
+            case Dispose():
+                return self._take_in(message)
+            case {"again": "wake" | "message"}:
+                return self._take_again(message)
             case AttachAgent(agent, ref):
+                self.kept.ended = False
                 self.kept.agents[agent] = ref
                 self._told.discard(agent)
                 self._book.attach(agent)
@@ -251,7 +269,35 @@ class Slot(TrioActor):
             case _:
                 raise TypeError(f"a slot takes no {type(message).__name__}")
 
+    def _take_again(self, again: dict[str, Any]) -> Any:
+        """What was a dead letter comes back, to the one agent of this slot."""
+        agent, at_ms = self._slot, again["at_ms"]
+        if again["again"] == "wake":
+            named = (again["author"], again["message"], again["channel"])
+            return self._take_in(Rewake(agent, *named, at_ms))
+        body = encode_body(tuple(TextBlock(text=text) for text in again["texts"]))
+        return self._accept(
+            Accept(
+                message=new_message_id(at_ms),
+                body=body,
+                body_crc=body_crc(body),
+                author=again["author"],
+                agent=agent,
+                channel=again["channel"],
+                wake=again["wake"],
+                own=False,
+                at_ms=at_ms,
+                known=False,
+            )
+        )
+
     def _accept(self, accept: Accept) -> Any:
+        if self.kept.ended:
+            raise AgentEndedError(
+                f"agent {accept.agent!r} has ended; this message was not accepted; send it to an "
+                "agent that is there",
+                agent=accept.agent,
+            )
         if accept.known or self._reborn:
             earlier = self._ids.get(accept.message)
             if earlier is not None:
@@ -368,6 +414,12 @@ class Slot(TrioActor):
             case UndoRewind():
                 requests, receipt = plan_undo(book, message, chain)
                 return Plan(requests, len(requests), receipt)
+            case Rewake():
+                return Plan([book.rewake(message, chain)], 1)
+            case Dispose():
+                plan = plan_dispose(book, message, chain)
+                self.kept.ended = True
+                return plan
         raise AssertionError(message)
 
     def _plan_requests(self, requests: list[Request], act: _Act | None = None) -> None:
@@ -445,6 +497,7 @@ class Slot(TrioActor):
         acts, self._acts = self._acts, deque()
         starts, self._starts = self._starts, deque()
         self._planned, self._ids = [], {}
+        self.kept.ended = False  # Unless it is planned again below.
         self._read_book()
         failed = {
             act: error
@@ -487,6 +540,8 @@ class Slot(TrioActor):
                 self._ids.pop(message.message, None)
             if message.wake:
                 self._tell_woken(message.agent, answer.seq)
+        elif isinstance(message, Rewake):
+            self._tell_woken(message.agent, next(reversed(self._book.wakes[message.agent])))
         elif isinstance(message, CloseGap):
             answer = tuple(read_placed(self._store, self._slot, *answer))
         elif isinstance(message, StartTurn):

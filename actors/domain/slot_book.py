@@ -41,7 +41,7 @@ from abeyance.storage.tables.slots import (
 )
 
 from .errors import InboxFullError
-from .slot_messages import Accept
+from .slot_messages import Accept, Rewake
 from .slot_rows import read_rows, spans
 
 INBOX_ROWS_MAX: Final = 10_000
@@ -248,6 +248,22 @@ class SlotBook:
             self.wakes[agent][entry] = wake
         guards = (self.owner, Guard("ids", name, 0))
         return Request(guards, puts, (), (), chain), entry, into_slot
+
+    def rewake(self, rewake: Rewake, chain: Chain) -> Request:
+        """Plan a wake for a message that is in the slot already, or for none."""
+        self.attach(rewake.agent)
+        draft, entry = Draft(), self.take_entry()
+        wake = Wake(
+            reason="message" if rewake.message is not None else "operator",
+            author=rewake.author,
+            message=rewake.message,
+            channel=rewake.channel,
+            at_ms=rewake.at_ms,
+        )
+        draft.put("wakes", (rewake.agent, entry), wake)
+        self.wakes[rewake.agent][entry] = wake
+        self.write_lease(draft)
+        return self.request(draft, chain)
 
     def check_size(self, body: Value) -> None:
         """Refuse content that no request of this store could hold.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -179,6 +179,67 @@ class EndTurn(NamedTuple):
     """Stop and quiesce give the turn's wakes back as one; the next start runs one fresh turn."""
     rewind: RewindSlot | None = None
     """Rewind the slot in the same commit, before the inbox lands. Answers its receipt."""
+
+
+AgentKind: TypeAlias = Literal["resident", "conversation", "ephemeral"]
+
+
+class Dispose(NamedTuple):
+    """Ask: end an agent for good, with its live turn if it has one. Answers a `Disposed`."""
+
+    agent: str
+    kind: AgentKind
+    parent: str | None
+    """Of a conversation agent; its slot takes what is replayed."""
+    channel: str | None
+    by: str
+    at_ms: int
+    land: bool = True
+    """False: what is in the inbox becomes dead letters; landing it could not be stored."""
+
+
+class Disposed(NamedTuple):
+    """What an end came to."""
+
+    turn: int | None
+    """The open turn it ended."""
+    dropped: tuple[str, ...]
+    """What became of each wake and message that nobody answers: a dead letter, a line each."""
+
+
+class Rewake(NamedTuple):
+    """Ask or tell: a wake again, for a message that is in the slot, or for none."""
+
+    agent: str
+    author: str
+    message: str | None
+    channel: str | None
+    at_ms: int
+
+
+def again_wake(author: str, message: str | None, channel: str | None, at_ms: int) -> dict[str, Any]:
+    """A wake as plain data, which a dead letter can hold and a slot takes when it is replayed."""
+    return {
+        "again": "wake",
+        "author": author,
+        "message": message,
+        "channel": channel,
+        "at_ms": at_ms,
+    }
+
+
+def again_message(
+    author: str, channel: str | None, texts: list[str], at_ms: int, *, wake: bool
+) -> dict[str, Any]:
+    """A message as plain data; as `again_wake`."""
+    return {
+        "again": "message",
+        "author": author,
+        "channel": channel,
+        "wake": wake,
+        "texts": texts,
+        "at_ms": at_ms,
+    }
 
 
 class AttachAgent(NamedTuple):

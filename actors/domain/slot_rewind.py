@@ -196,7 +196,11 @@ def _prune(book: SlotBook, place: int, cut: Cut, chain: Chain) -> Request:
 
 
 def _forget(draft: Draft, store: Store, slot: str, entry: Any) -> None:
-    draft.deletes.append(Delete("bodies", (slot, entry.entry)))
+    if entry.origin is not None:
+        return  # A fork's base: its content and its id are the slot's that it was forked from.
+    if not any(store.scan("conversations", (slot,), limit=1)):
+        # A slot that was forked keeps its content: a fork may name it.
+        draft.deletes.append(Delete("bodies", (slot, entry.entry)))
     try:
         row = store.get("ids", (slot, entry.message))
     except UnreadableRecordError:

@@ -8,7 +8,7 @@ from typing import Any
 from abeyance.storage.store import Store
 from abeyance.storage.tables.blocks import Block
 from abeyance.storage.tables.ownership import Owner
-from abeyance.storage.tables.slots import Cut
+from abeyance.storage.tables.slots import Cut, Entry
 
 from .slot_messages import PlacedRow
 
@@ -58,7 +58,7 @@ def read_span(
     for key, entry in read_rows(store, "slots", (slot,), after=(slot, first - 1), limit=limit):
         if last is not None and int(key[-1]) > last:
             break
-        placed.append(PlacedRow(int(key[-1]), entry, read_body(store, slot, entry.entry)))
+        placed.append(PlacedRow(int(key[-1]), entry, read_content(store, slot, entry)))
     return placed
 
 
@@ -73,8 +73,13 @@ def read_boundary(store: Store, slot: str, agent: str, turn: int, round_: int) -
 def read_last(store: Store, slot: str) -> tuple[Block, ...]:
     """The content of the slot's last row."""
     for _, entry in read_rows(store, "slots", (slot,), reverse=True, limit=1):
-        return read_body(store, slot, entry.entry)
+        return read_content(store, slot, entry)
     return ()
+
+
+def read_content(store: Store, slot: str, entry: Entry) -> tuple[Block, ...]:
+    """What a row says; a row that a fork took over has its body where it came from."""
+    return read_body(store, entry.origin or slot, entry.entry)
 
 
 def read_body(store: Store, slot: str, entry: int) -> tuple[Block, ...]:

@@ -186,6 +186,10 @@ class ToolRunner:
         """Name the owner row that every record of this agent's calls is guarded by."""
         self._guards[agent] = guard
 
+    def disown(self, agent: str) -> None:
+        """The agent has ended; a body of its that still runs has nowhere to record to."""
+        self._guards.pop(agent, None)
+
     async def result(self, key: CallKey, call: ToolUseBlock, tool: Tool | None) -> ToolResultBlock:
         """What a call came to: recorded earlier, joined, taken up after a death, or run now.
 

@@ -41,7 +41,7 @@ from .slot_messages import (
     RewindSlot,
     TurnStart,
 )
-from .slot_rows import read_body, read_placed, read_rows
+from .slot_rows import read_content, read_placed, read_rows
 from .tools import Tool, ToolRunner
 from .verdict import Streak
 from .wait_book import Deferral
@@ -228,7 +228,7 @@ class TurnTask:
         store, slot = self._seams.store, self._seams.slot_name
         for _, entry in read_rows(store, "slots", (slot,), reverse=True, limit=1):
             if entry.role == "assistant" and entry.turn == self.start.turn:
-                blocks = read_body(store, slot, entry.entry)
+                blocks = read_content(store, slot, entry)
                 return [block for block in blocks if isinstance(block, ToolUseBlock)]
         return []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from ..store import Record
-from .agents import Agent
+from .agents import Agent, Conversation, Ephemeral
 from .kept import DeadLetter, Delivery, Quarantined, Reminder
 from .ownership import Changes, Owner, Process, Sequence, StoreMeta
 from .slots import Body, Carried, Entry, Head, Inboxed, Lease, MessageId, ToolCall, Turn, Wake
@@ -28,6 +28,8 @@ TABLES: Final[dict[str, Table]] = {
         Table("owners", (str, str), (Owner,)),
         Table("sequences", (str,), (Sequence,)),
         Table("agents", (str,), (Agent,)),
+        Table("conversations", (str, str), (Conversation,)),
+        Table("ephemerals", (str,), (Ephemeral,)),
         Table("ids", (str, str), (MessageId,)),
         Table("bodies", (str, int), (Body,)),
         Table("inbox", (str, int), (Inboxed,)),

@@ -66,6 +66,8 @@ class Entry(Record, frozen=True, kw_only=True):
     turn: Seq | None = None
     round: Seq | None = None
     at_ms: Instant
+    origin: Name | None = None
+    """The slot whose body `entry` names, where the row was taken over by a fork."""
 
 
 class Cut(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -30,7 +30,7 @@ from abeyance.storage.store import (
     Value,
 )
 from abeyance.storage.tables import TABLES
-from abeyance.storage.tables.agents import Agent
+from abeyance.storage.tables.agents import Agent, Conversation, Ephemeral
 from abeyance.storage.tables.blocks import (
     TextBlock,
     ThinkingBlock,
@@ -71,6 +71,8 @@ A, B = ("ana", 1), ("ana", 2)
 
 RECORDS = {
     "agents": Agent(kind="resident", slot="s", provider="p", model="m", created_ms=1),
+    "conversations": Conversation(agent="a.1", base_seq=4, state="open", opened_ms=1),
+    "ephemerals": Ephemeral(started_ms=1),
     "owners": Owner(nonce="n", fence=3),
     "ids": MessageId(entry=4, state="slot", seq=2, body_crc=2**32 - 1),
     "bodies": Body(

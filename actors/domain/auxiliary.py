@@ -1,0 +1,125 @@
+"""Auxiliary calls: what an agent asks of a provider beside its turns, through the same gate.
+
+Compaction, maintenance, a host's own question. Such a call is refused unmade while its model is
+held, never runs beside a turn's call, and what it states binds the agent's turns on that model.
+
+Invariants:
+    I1  No auxiliary call without a permit of its agent's gate; a held one reaches no wire.
+    I2  However it ends, its permit is settled, and the wait it stated is recorded before its caller
+        learns of it.
+
+Runs in: the caller's task, on the loop thread.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from abeyance.actors.core.clock import Clock
+from abeyance.actors.core.errors import ActorDeadError
+from abeyance.actors.providers.port import ModelReply, ModelRequest, Permit, permitted
+
+from .call import give_back, look_away
+from .errors import AdmissionClosedError, CallDeferredError, InvalidInputError
+from .ingress import check_name
+from .protocol import Admit, Settle
+from .verdict import Streak, judge
+from .wait_book import Deferral
+
+if TYPE_CHECKING:
+    from .turn import TurnSettings
+
+
+class Auxiliary:
+    """The auxiliary calls of one agent."""
+
+    def __init__(self, settings: TurnSettings, gate: Any, clock: Clock) -> None:
+        self._settings = settings
+        self._gate = gate
+        self._clock = clock
+        self._streak = Streak()
+        self._failures = 0
+
+    async def call(self, request: ModelRequest) -> ModelReply:
+        """Make one call, or be refused unmade. Retries nothing and waits for no hold.
+
+        A checkpoint; waits while a turn's call or another auxiliary one is out. Cancelled: a call
+        that is out is abandoned, its permit settled as unknown.
+        Durable: what it stated, when this raises.
+
+        Raises:
+            InvalidInputError: Names the field; no call was made.
+            CallDeferredError: The model is held, or the agent paused; no call was made.
+            AdmissionClosedError: The agent was stopped or ended; no call was made.
+            ProviderError: The call failed; what it stated is recorded.
+        """
+        given: object = request
+        if not isinstance(given, ModelRequest):
+            kind = type(given).__name__
+            raise InvalidInputError("request", f"must be a ModelRequest, not {kind}")
+        check_name(request.model, "request.model")
+        permit = await self._admitted(request.model)
+        try:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            with permitted(permit):
+                reply = await self._settings.provider.call(request, look_away)
+        except Exception as error:
+            raise await self._failed(permit, error) from error
+        except BaseException:
+            self._settle(Settle(permit, "unknown"))
+            raise
+        self._settle(Settle(permit, "succeeded"))
+        self._streak.clear()
+        return reply
+
+    async def _admitted(self, model: str) -> Permit:
+        try:
+            asked = self._gate.ask(Admit(model, "auxiliary"))
+            try:
+                admission = await asked
+            except BaseException:
+                asked.on_done(lambda: give_back(asked, self._gate))
+                raise
+        except ActorDeadError as error:
+            agent = self._settings.name
+            raise AdmissionClosedError(
+                f"agent {agent!r} has ended; no call was made; call again after the next start",
+                agent=agent,
+            ) from error
+        if isinstance(admission, Deferral):
+            raise CallDeferredError(
+                agent=admission.agent,
+                model=admission.model,
+                cause=admission.cause,
+                reason=admission.reason,
+                deadline_ms=admission.deadline_ms,
+                now_ms=self._clock.now_ms(),
+            )
+        permit: Permit = admission
+        return permit
+
+    async def _failed(self, permit: Permit, error: Exception) -> Exception:
+        """Settle the permit with what was stated; return what the caller is told."""
+        self._failures += 1
+        self._streak.failed += 1
+        verdict = judge(
+            error,
+            permit,
+            purpose="auxiliary",
+            failures=self._failures,
+            streak=self._streak,
+            pacing=self._settings.pacing,
+            provider_hold=self._settings.provider_hold,
+            now_ms=self._clock.now_ms(),
+        )
+        # Shielded: what was stated is on its way, and the caller learns of it behind the record.
+        with trio.CancelScope(shield=True), suppress(ActorDeadError):
+            await self._gate.ask(Settle(permit, "failed", verdict.states, verdict.pauses))
+        return verdict.failure.error
+
+    def _settle(self, settlement: Settle) -> None:
+        with suppress(ActorDeadError):  # The gate has ended, and its permits with it.
+            self._gate.tell(settlement)

@@ -1,0 +1,96 @@
+"""Lives of agents that end, each in a fork that may die at a crash point. JSON in and out.
+
+A job is a list of (directory, life, crash point or nothing); a life is a function below.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import trio
+import trio.testing
+
+from abeyance.actors import AgentSpec, Runtime, open_runtime
+from abeyance.actors.testing import ScriptedProvider, fail, reply
+from abeyance.storage.crashpoints import arm
+
+NOTES = 150
+"""More rows than one commit of a fork takes over."""
+
+
+async def ana(runtime: Runtime, *script: Any) -> None:
+    await runtime.add_agent(AgentSpec(name="ana", provider=ScriptedProvider(script), model="m"))
+
+
+async def notes(runtime: Runtime) -> None:
+    await ana(runtime)
+    for number in range(NOTES):
+        await runtime.agent("ana").send(f"note {number}", wake=False)
+
+
+async def fork(runtime: Runtime) -> None:
+    await ana(runtime, reply("here"))
+    opened = await runtime.open_conversation("ana", channel="c1")
+    await opened.send("aside", id="a1")
+    await opened.wait_idle()
+
+
+async def close(runtime: Runtime) -> None:
+    """Close a fork that is held, with two wakes that nobody answers."""
+    await ana(runtime, fail(429, retry_after=7_200))
+    opened = await runtime.open_conversation("ana", channel="c1")
+    for name in ("w1", "w2"):
+        await opened.send(name, id=name)
+        await opened.wait_idle()
+    await opened.close()
+
+
+async def open_again(runtime: Runtime) -> None:
+    await ana(runtime)
+    await runtime.open_conversation("ana", channel="c1")
+
+
+async def remove(runtime: Runtime) -> None:
+    await ana(runtime, fail(429, retry_after=7_200))
+    await runtime.agent("ana").send("w1", id="w1")
+    await runtime.agent("ana").wait_idle()
+    await runtime.remove_agent("ana")
+
+
+async def only_open(runtime: Runtime) -> None:
+    await trio.testing.wait_all_tasks_blocked(0.05)
+
+
+async def play(directory: Path, life: str) -> None:
+    async with open_runtime(directory, control=False) as runtime:
+        await globals()[life](runtime)
+
+
+def run(directory: Path, life: str, point: str) -> list[Any]:
+    """The wait status of a fork that plays a life, and the error it ended with."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        status, text = 1, ""
+        try:
+            arm(point or None)
+            trio.run(play, directory, life)
+            status = 0
+        except BaseException as error:
+            text = f"{getattr(error, 'code', type(error).__name__)}: {error}"
+        finally:
+            os.write(write, text.encode()[:4_000])
+            os._exit(status)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        text = pipe.read().decode()
+    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), text]
+
+
+if __name__ == "__main__":
+    job = json.load(sys.stdin)
+    json.dump([run(Path(life[0]), *life[1:]) for life in job], sys.stdout)

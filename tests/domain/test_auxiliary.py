@@ -1,0 +1,364 @@
+"""Auxiliary calls: the same gate, one call at a time, and what either states binds the other."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from abeyance.actors.domain.errors import (
+    AdmissionClosedError,
+    CallDeferredError,
+    InvalidInputError,
+    InvalidNameError,
+    UnknownAgentError,
+)
+from abeyance.actors.providers.port import ModelRequest, ProviderError, ProviderMessage
+from abeyance.actors.testing import Gate, ScriptedProvider, call_tool, fail, reply
+from abeyance.storage.tables.blocks import TextBlock
+
+from .test_conversations import resident
+from .world import Stop, World, shown, until
+
+
+def ask(model: str = "m", text: str = "sum up") -> ModelRequest:
+    said = ProviderMessage("user", (TextBlock(text=text),))
+    return ModelRequest(model=model, messages=(said,))
+
+
+def models(provider: ScriptedProvider) -> list[str]:
+    return [request.model for request in provider.requests]
+
+
+async def test_an_auxiliary_call_is_answered_and_leaves_the_slot_alone(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open() as runtime:
+        await resident(world, [reply("in short")])
+        answer = await runtime.agent("ana").auxiliary_call(ask())
+        assert answer.blocks == (TextBlock(text="in short"),)
+        assert not world.rows("slots")
+        await wait_all_tasks_blocked()
+        assert not world.permits_out()
+
+
+@pytest.mark.behaviour("W-090", "W-091", "W-092")
+async def test_a_call_to_a_held_model_is_refused_unmade_and_says_for_how_long(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open() as runtime:
+        provider = await resident(world, [fail(429, retry_after=60)])
+        ana = runtime.agent("ana")
+        await ana.send("go")
+        await ana.wait_idle()
+        await trio.sleep(5)
+        with pytest.raises(CallDeferredError) as caught:
+            await ana.auxiliary_call(ask())
+        assert len(provider.requests) == 1, "nothing reached the provider"
+        error = caught.value
+        assert isinstance(error, ProviderError)
+        assert error.retryable
+        assert error.status == 429
+        assert error.deferred is True
+        assert not error.sent
+        assert error.retry_after_ms is not None
+        assert 50_000 < error.retry_after_ms <= 55_000
+        assert error.deadline_ms == runtime.provider_waits()[0].deadline_ms
+        assert "no call was made" in str(error)
+        assert "for another" in str(error)
+        again = pickle.loads(pickle.dumps(error))
+        assert (str(again), again.retry_after_ms) == (str(error), error.retry_after_ms)
+
+
+@pytest.mark.behaviour("W-091")
+async def test_a_refusal_by_a_wait_without_end_names_no_duration(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open() as runtime:
+        await resident(world, [fail(429, retry_after=1e18)])
+        ana = runtime.agent("ana")
+        await ana.send("go")
+        await ana.wait_idle()
+        with pytest.raises(CallDeferredError) as caught:
+            await ana.auxiliary_call(ask())
+        assert (caught.value.retry_after_ms, caught.value.deadline_ms) == (None, None)
+        assert "until it is released" in str(caught.value)
+
+
+@pytest.mark.behaviour("W-093")
+async def test_a_call_to_another_model_goes_through_while_one_is_held(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open() as runtime:
+        provider = await resident(world, [fail(429, retry_after=60), reply("in short")])
+        ana = runtime.agent("ana")
+        await ana.send("go")
+        await ana.wait_idle()
+        await ana.auxiliary_call(ask("m2"))
+        assert models(provider) == ["m", "m2"]
+
+
+@pytest.mark.behaviour("W-094")
+async def test_what_an_auxiliary_call_states_binds_that_model_and_no_other(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open() as runtime:
+        provider = await resident(world, [fail(429, retry_after=60), reply("hello")])
+        ana = runtime.agent("ana")
+        with pytest.raises(ProviderError) as caught:
+            await ana.auxiliary_call(ask("m2"))
+        assert not isinstance(caught.value, CallDeferredError)
+        (wait,) = runtime.provider_waits()
+        assert (wait.agent, wait.model) == ("ana", "m2")
+        await ana.send("go")
+        await ana.wait_idle()
+        assert (await shown(ana))[-1] == "assistant: hello"
+        with pytest.raises(CallDeferredError):
+            await ana.auxiliary_call(ask("m2"))
+        assert models(provider) == ["m2", "m"]
+
+
+@pytest.mark.behaviour("W-094")
+async def test_what_an_auxiliary_call_states_of_the_turns_model_holds_the_turn(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open() as runtime:
+        provider = await resident(world, [fail(429, retry_after=60), reply("later")])
+        ana = runtime.agent("ana")
+        with pytest.raises(ProviderError):
+            await ana.auxiliary_call(ask())
+        await ana.send("go")
+        await ana.wait_idle()
+        assert world.state().state == "held"
+        await trio.sleep(61)
+        await ana.wait_idle()
+        assert len(provider.requests) == 2
+
+
+@pytest.mark.behaviour("W-095")
+async def test_a_call_parked_behind_a_turns_that_fails_is_refused(
+    world: World, virtual_time: MockClock
+) -> None:
+    gate = Gate(fail(429, retry_after=60))
+    async with world.open() as runtime:
+        provider = await resident(world, [gate])
+        ana = runtime.agent("ana")
+        await ana.send("go")
+        await gate.wait_entered()
+        refused: list[CallDeferredError] = []
+
+        async def compact() -> None:
+            with pytest.raises(CallDeferredError) as caught:
+                await ana.auxiliary_call(ask())
+            refused.append(caught.value)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(compact)
+            await wait_all_tasks_blocked()
+            assert not refused
+            assert len(provider.requests) == 1, "one call of an agent at a time"
+            gate.release()
+        assert refused[0].retry_after_ms == 60_000
+        assert len(provider.requests) == 1
+
+
+@pytest.mark.behaviour("W-095")
+async def test_a_call_to_a_held_model_is_refused_though_another_is_out(
+    world: World, virtual_time: MockClock
+) -> None:
+    gate = Gate(reply("slow"))
+    async with world.open() as runtime:
+        await resident(world, [fail(429, retry_after=60), gate])
+        ana = runtime.agent("ana")
+        with pytest.raises(ProviderError):
+            await ana.auxiliary_call(ask("m2"))
+        await ana.send("go")
+        await gate.wait_entered()
+        with pytest.raises(CallDeferredError):
+            await ana.auxiliary_call(ask("m2"))
+        gate.release()
+
+
+@pytest.mark.behaviour("W-069", "W-070")
+async def test_a_turn_parked_behind_an_auxiliary_call_is_held_by_what_it_states(
+    world: World, virtual_time: MockClock
+) -> None:
+    gate = Gate(fail(429, headers={"retry-after-ms": "400"}))
+    async with world.open() as runtime:
+        provider = await resident(world, [gate, reply("later")])
+        ana = runtime.agent("ana")
+        async with trio.open_nursery() as nursery:
+
+            async def compact() -> None:
+                with pytest.raises(ProviderError):
+                    await ana.auxiliary_call(ask())
+
+            nursery.start_soon(compact)
+            await gate.wait_entered()
+            await ana.send("go")
+            await until(lambda: world.state().state == "running")
+            await wait_all_tasks_blocked()
+            assert len(provider.requests) == 1
+            gate.release()
+        await ana.wait_idle()
+        assert world.state().state == "held"
+        assert len(provider.requests) == 1
+        await trio.sleep(0.5)
+        await ana.wait_idle()
+        assert (len(provider.requests), world.state().state) == (2, "idle")
+
+
+async def test_a_parked_call_is_made_when_the_one_before_it_is_over(
+    world: World, virtual_time: MockClock
+) -> None:
+    gates = [Gate(reply("one")), Gate(reply("two")), Gate(reply("three"))]
+    async with world.open() as runtime:
+        provider = await resident(world, gates)
+        ana, answers = runtime.agent("ana"), []
+
+        async def compact(text: str) -> None:
+            answers.append((await ana.auxiliary_call(ask(text=text))).blocks[0])
+
+        async with trio.open_nursery() as nursery:
+            for number in range(len(gates)):
+                nursery.start_soon(compact, str(number))
+                await wait_all_tasks_blocked()
+            for made, gate in enumerate(gates, 1):
+                await gate.wait_entered()
+                assert len(provider.requests) == made
+                gate.release()
+        said = [request.messages[0].blocks[0].text for request in provider.requests]  # type: ignore[union-attr]
+        assert said == ["0", "1", "2"], "in the order they asked"
+
+
+async def test_a_call_whose_caller_gives_up_while_it_is_parked_is_not_made(
+    world: World, virtual_time: MockClock
+) -> None:
+    gate = Gate(reply("hello"))
+    async with world.open() as runtime:
+        provider = await resident(world, [gate])
+        ana = runtime.agent("ana")
+        await ana.send("go")
+        await gate.wait_entered()
+        with trio.move_on_after(1) as gives_up:
+            await ana.auxiliary_call(ask())
+        assert gives_up.cancelled_caught
+        gate.release()
+        await ana.wait_idle()
+        await wait_all_tasks_blocked()
+        assert len(provider.requests) == 1
+        assert not world.permits_out()
+
+
+async def test_a_call_that_is_cancelled_returns_its_permit(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open() as runtime:
+        await resident(world, [Gate(reply("never")), reply("hello")])
+        ana = runtime.agent("ana")
+        with trio.move_on_after(1):
+            await ana.auxiliary_call(ask())
+        await ana.send("go")
+        await ana.wait_idle()
+        assert (await shown(ana))[-1] == "assistant: hello"
+
+
+async def test_an_agent_that_crashes_leaves_an_auxiliary_call_its_permit(
+    world: World, virtual_time: MockClock
+) -> None:
+    gate = Gate(reply("in short"))
+    async with world.open() as runtime:
+        provider = await resident(world, [gate, reply("hello")])
+        ana = runtime.agent("ana")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ana.auxiliary_call, ask())
+            await gate.wait_entered()
+            world.ref("agent").kill("by a test")
+            await until(lambda: world.ref("agent").statistics().incarnation == 2)
+            await ana.send("go")
+            await wait_all_tasks_blocked()
+            assert len(provider.requests) == 1, "one call at a time, whoever died"
+            gate.release()
+        await ana.wait_idle()
+        assert len(provider.requests) == 2
+
+
+async def test_a_gate_that_crashes_keeps_calls_apart_and_parks_who_waits_again(
+    world: World, virtual_time: MockClock
+) -> None:
+    first, second = Gate(reply("one")), Gate(reply("two"))
+    async with world.open() as runtime:
+        provider = await resident(world, [first, second])
+        ana = runtime.agent("ana")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ana.auxiliary_call, ask())
+            await first.wait_entered()
+            nursery.start_soon(ana.auxiliary_call, ask())
+            await wait_all_tasks_blocked()
+            world.ref("gate").kill("by a test")
+            await until(lambda: world.ref("gate").statistics().incarnation == 2)
+            await wait_all_tasks_blocked()
+            assert len(provider.requests) == 1
+            first.release()
+            await second.wait_entered()
+            second.release()
+
+
+@pytest.mark.behaviour("W-125")
+async def test_calls_parked_when_the_runtime_stops_are_refused_unmade(
+    world: World, virtual_time: MockClock
+) -> None:
+    gate = Gate(reply("never"))
+    refused: list[Exception] = []
+    async with trio.open_nursery() as nursery:
+        async with world.open() as runtime:
+            provider = await resident(world, [gate])
+            ana = runtime.agent("ana")
+            await ana.send("go")
+            await gate.wait_entered()
+
+            async def compact() -> None:
+                with pytest.raises(AdmissionClosedError) as caught:
+                    await ana.auxiliary_call(ask("m2"))
+                refused.append(caught.value)
+
+            nursery.start_soon(compact)
+            await wait_all_tasks_blocked()
+        assert len(provider.requests) == 1
+    assert "no call was made" in str(refused[0])
+
+
+@pytest.mark.parametrize(
+    ("request_", "error", "field"),
+    [
+        ("sum up", InvalidInputError, "request"),
+        (ask(""), InvalidNameError, "request.model"),
+        (ask("*"), InvalidNameError, "request.model"),
+    ],
+    ids=["no request", "no model", "every model"],
+)
+async def test_what_is_no_request_is_refused(
+    world: World, virtual_time: MockClock, request_: Any, error: type[Exception], field: str
+) -> None:
+    async with world.open() as runtime:
+        provider = await resident(world, [])
+        with pytest.raises(error) as caught:
+            await runtime.agent("ana").auxiliary_call(request_)
+        assert getattr(caught.value, "field") == field  # noqa: B009
+        assert not provider.requests
+
+
+async def test_a_removed_agent_makes_no_auxiliary_call(
+    world: World, virtual_time: MockClock
+) -> None:
+    stop = Stop()
+    async with world.open() as runtime:
+        provider = await resident(world, [call_tool("wait")], tools=[stop.tool()])
+        ana = runtime.agent("ana")
+        await runtime.remove_agent("ana")
+        with pytest.raises(UnknownAgentError):
+            await ana.auxiliary_call(ask())
+        assert not provider.requests

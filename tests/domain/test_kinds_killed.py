@@ -1,0 +1,110 @@
+"""What a SIGKILL between two commits of a fork, an end or a run leaves, and what makes it good."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from abeyance.storage.lmdb_store import LmdbStore
+from abeyance.storage.store import Row
+
+from .children.kinds import NOTES
+
+KILLED = -signal.SIGKILL
+
+
+def play(lives: list[tuple[Path, str, str]]) -> list[int]:
+    """The exit statuses of lives, played one after the other in one process of forks."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.domain.children.kinds"],
+        input=json.dumps([(str(directory), life, point) for directory, life, point in lives]),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+        cwd=Path(__file__).parents[2],
+    )
+    outcomes = json.loads(done.stdout)
+    assert not [text for status, text in outcomes if status not in (0, KILLED)], outcomes
+    return [status for status, _ in outcomes]
+
+
+class Lives:
+    """What lives of one state directory ended with, and what is there afterwards."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def play(self, *lives: tuple[str, str] | str) -> list[int]:
+        named = [life if isinstance(life, tuple) else (life, "") for life in lives]
+        return play([(self.directory, *life) for life in named])
+
+    def rows(self, table: str, *prefix: Any) -> list[Any]:
+        store = LmdbStore.open(self.directory, clock_ms=lambda: 0, read_only=True)
+        try:
+            found = []
+            for _, row in store.scan(table, prefix):
+                assert isinstance(row, Row), row
+                found.append(row.record)
+            return found
+        finally:
+            store.close()
+
+
+@pytest.fixture
+def lives(tmp_path: Path) -> Lives:
+    return Lives(tmp_path / "state")
+
+
+@pytest.mark.parametrize(
+    "point",
+    ["conversation.named", "conversation.forked:1", "conversation.forked:2", "conversation.open"],
+)
+def test_a_fork_that_a_death_cut_off_is_completed_by_the_next_opening(
+    lives: Lives, point: str
+) -> None:
+    assert lives.play("notes", ("fork", point), "fork") == [0, KILLED, 0]
+    (row,) = lives.rows("conversations")
+    assert row.state == "open"
+    rows = lives.rows("slots", row.agent)
+    assert [entry.origin for entry in rows] == ["ana"] * NOTES + [None] * 2
+    assert rows[NOTES].message == "a1"
+    assert len(lives.rows("bodies")) == NOTES + 2, "no content was copied"
+
+
+@pytest.mark.behaviour("R-28")
+def test_an_end_that_a_death_cut_off_is_whole(lives: Lives) -> None:
+    assert lives.play(("close", "disposal.after_commit"), "open_again") == [KILLED, 0]
+    (row,) = lives.rows("conversations")
+    assert row.state == "open"
+    ended = [agent for agent in lives.rows("agents") if agent.ended_ms is not None]
+    assert len(ended) == 1
+    assert not lives.rows("wakes")
+    letters = lives.rows("dead_letters")
+    assert [("w1" in each.message, "w2" in each.message) for each in letters] == [
+        (True, False),
+        (False, True),
+    ]
+    assert [turn.state for turn in lives.rows("turns")] == ["cancelled"]
+
+
+@pytest.mark.behaviour("R-28")
+@pytest.mark.parametrize("point", ["writer.before_commit", "writer.after_commit"])
+def test_a_wake_is_work_or_a_dead_letter_whatever_commit_of_an_end_dies(
+    tmp_path: Path, point: str
+) -> None:
+    deaths = [(tmp_path / f"{nth}", "remove", f"{point}:{nth}") for nth in range(1, 16)]
+    assert KILLED in (statuses := play(deaths))
+    assert 0 in statuses, "past the last commit nothing dies"
+    for directory, _, _ in deaths:
+        lives = Lives(directory)
+        sent = lives.rows("ids")
+        turns = [turn for turn in lives.rows("turns") if turn.state in ("running", "held")]
+        places = len(lives.rows("wakes")) + len(turns) + len(lives.rows("dead_letters"))
+        assert places == len(sent), directory.name
