@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
 import pytest
 
-from abeyance.actors.domain import alerts, limits
+from abeyance.actors import Pacing
+from abeyance.actors.domain import alerts, limits, policy
+from abeyance.actors.domain.call import RETRY_IN_TURN_S_MAX
+from abeyance.actors.providers import AnthropicProvider
 
 ROOT = Path(__file__).parents[1]
 UNITS_MS = {"s": 1_000, "min": 60_000, "h": 3_600_000}
@@ -41,6 +45,26 @@ def test_published_limits_are_the_programs() -> None:
         assert said(text, r"past LIMIT") == {limits.ALERT_PAST_MS}
     assert said(BEHAVIOURS, r"exactly LIMIT") == {limits.ALERT_PAST_MS}
     assert said(BEHAVIOURS, r"again every LIMIT") == {limits.RECHECK_MS}
+
+
+def test_published_numbers_of_failed_calls_are_the_programs() -> None:
+    text = (ROOT / "docs" / "failed-calls.md").read_text(encoding="utf-8")
+    pacing = Pacing()
+    assert f"`Pacing.default_s` ({pacing.default_s:g} s)" in text
+    assert f"up to `jitter_s` ({pacing.jitter_s:g} s)" in text
+    assert said(text, r"at most LIMIT together") == {limits.COOLDOWN_MAX_MS}
+    assert said(text, r"A delay of up to LIMIT") == {RETRY_IN_TURN_S_MAX * 1_000}
+    assert "tried four times" in text
+    assert policy.ATTEMPTS_MAX == 4
+    assert "from a second up to a minute" in text
+    assert (policy.RETRY_INITIAL_S, policy.RETRY_MAX_S) == (1, 60)
+    deadlines = inspect.signature(AnthropicProvider).parameters
+    for name, pattern in (
+        ("byte_idle_s", "no byte for LIMIT"),
+        ("first_event_s", "no event but pings for LIMIT"),
+        ("call_s", "no whole reply for LIMIT"),
+    ):
+        assert said(text, pattern) == {deadlines[name].default * 1_000}
 
 
 def test_published_bounds_of_sinks_are_the_programs() -> None:

@@ -87,7 +87,7 @@ def judge(
     """Read a failed call's error, and ask the host's hook."""
     failed = understood(error, received_at=now_ms / 1_000) or _unexpected(error, permit)
     # What a person reads beside a wait are the provider's words, where it gave any.
-    text = clean_text(failed.said or str(failed), REASON_CHARS)
+    text = clean_text(_words(failed), REASON_CHARS)
     # An adapter that a host wrote may hand over anything here.
     stated = failed.stated if isinstance(failed.stated, StatedWait) else None
     quota = stated is not None and stated.kind is WaitKind.QUOTA_EXHAUSTED
@@ -210,7 +210,19 @@ def _ms(seconds: float) -> float:
 
 def _unexpected(error: Exception, permit: Permit) -> ProviderError:
     """An adapter raised what the port does not name: terminal, and nothing is assumed of it."""
-    return ProviderError(f"{type(error).__name__}: {error}", retryable=False, sent=permit.used)
+    words = f"{type(error).__name__}: {_words(error)}"
+    return ProviderError(words, retryable=False, sent=permit.used)
+
+
+def _words(error: Exception) -> str:
+    """What an error says; one that a host's library made may say nothing, or raise instead."""
+    said = getattr(error, "said", "")
+    if isinstance(said, str) and said:
+        return said
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - its text is not worth another error.
+        return type(error).__name__
 
 
 def _is_instant(value: object) -> TypeGuard[float]:

@@ -107,7 +107,7 @@ async def is_held_once(world: World, ana: AgentHandle, stated_ms: int) -> None:
     assert not world.permits_out()
 
 
-@pytest.mark.behaviour("W-068", "W-063")
+@pytest.mark.behaviour("W-067", "W-068", "W-063")
 @pytest.mark.parametrize(
     "limited",
     [

@@ -60,6 +60,7 @@ async def test_a_stated_wait_holds_the_turn_with_one_call_no_marker_no_lease_and
         assert not world.permits_out()
         assert not world.ref("agent")._cell.tasks
         assert not world.rows("wakes", "ana"), "the held turn answers its wake"
+        assert world.ref("agent")._cell.kept.streak.failed == 0
 
 
 @pytest.mark.behaviour("W-064", "W-065", "W-022")
