@@ -130,6 +130,9 @@ class SystemStatistics:
         oldest_s_max: The largest of their bounds on the age of the oldest message, in seconds; see
             `ActorStatistics`. None where none has any.
         restarts: How often those that live were started again.
+        accepted: How many were accepted, by the same: what was handled, ended as a dead letter or
+            in quarantine, or is still there. Actors count what they handle a batch at a time, so it
+            lags by what their batches have handled so far.
         handled: How many were handled, by actors that live and by those that ended.
         dead_letters: How many dead letters there were, by reason.
         quarantined: How many messages were quarantined, by error.
@@ -146,6 +149,7 @@ class SystemStatistics:
     in_flight: int
     oldest_s_max: float | None
     restarts: int
+    accepted: int
     handled: int
     dead_letters: dict[str, int]
     quarantined: dict[str, int]
@@ -450,6 +454,9 @@ class ActorSystem:
             age = box.oldest_s_max()
             if age is not None and (oldest is None or age > oldest):
                 oldest = age
+        dead_letters, quarantined = self.dead_letters.counts, self.quarantine.counts
+        there = queued + owed + in_flight
+        ended = self._handled + handled + sum(dead_letters.values()) + sum(quarantined.values())
         return SystemStatistics(
             name=self.name,
             actors=len(cells),
@@ -460,9 +467,10 @@ class ActorSystem:
             in_flight=in_flight,
             oldest_s_max=oldest,
             restarts=restarts,
+            accepted=there + ended,
             handled=self._handled + handled,
-            dead_letters=self.dead_letters.counts,
-            quarantined=self.quarantine.counts,
+            dead_letters=dead_letters,
+            quarantined=quarantined,
             sink_failures=(
                 self.dead_letters.sink_failures
                 + self.quarantine.sink_failures

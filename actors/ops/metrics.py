@@ -3,6 +3,9 @@
 Needs the `metrics` extra. Nothing is counted for them in any hot path, and a host that does not
 register one pays nothing. `registry.register(RuntimeCollector(runtime))` is all there is to do.
 
+Figures of several systems or runtimes are told apart by the label `system`; `Together` gives one
+registry what several collectors read, each family once.
+
 Invariants:
     I1. Labels are bounded: states, causes and reasons are few by construction, class names of
         errors and actors' names are cut to the first so many, and the rest is one figure.
@@ -47,11 +50,16 @@ class SystemCollector(Collector):
     Args:
         system: Which.
         actors_max: How many named actors have figures of their own, oldest names first.
+        name: What its figures are labelled with; by default the system's own name.
     """
 
-    def __init__(self, system: ActorSystem, *, actors_max: int = ACTORS_MAX) -> None:
+    def __init__(
+        self, system: ActorSystem, *, actors_max: int = ACTORS_MAX, name: str | None = None
+    ) -> None:
         self._system = system
         self._actors_max = actors_max
+        self._name = system.name if name is None else name
+        self._accepted = 0
 
     def describe(self) -> Iterator[Metric]:
         """Nothing: the names are known when they are collected."""
@@ -59,7 +67,12 @@ class SystemCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Read the system. Any thread; waits for nobody."""
+        yield from _labelled(self._name, self._collect())
+
+    def _collect(self) -> Iterator[Metric]:
         stats = self._system.statistics()
+        # Handled messages are counted a batch at a time; a counter must not fall meanwhile.
+        self._accepted = max(self._accepted, stats.accepted)
         yield _by("abeyance_actors", "Live actors.", "state", stats.states)
         yield GaugeMetricFamily(
             "abeyance_mailbox_messages", "Messages that wait in user lanes.", value=stats.queued
@@ -79,6 +92,9 @@ class SystemCollector(Collector):
             "abeyance_live_actor_restarts",
             "Restarts of the actors that live; falls when one ends.",
             value=stats.restarts,
+        )
+        yield CounterMetricFamily(
+            "abeyance_accepted_messages", "Messages accepted.", value=self._accepted
         )
         yield CounterMetricFamily(
             "abeyance_handled_messages", "Messages handled.", value=stats.handled
@@ -135,13 +151,20 @@ class RuntimeCollector(Collector):
         runtime: Which: a `Runtime`, or what `HostedRuntime.runtime` is.
         actors_max: As for `SystemCollector`.
         wait_s: How long a scrape waits for the loop.
+        name: What its figures are labelled with; by default the name of its system.
     """
 
     def __init__(
-        self, runtime: Runtime, *, actors_max: int = ACTORS_MAX, wait_s: float = WAIT_S
+        self,
+        runtime: Runtime,
+        *,
+        actors_max: int = ACTORS_MAX,
+        wait_s: float = WAIT_S,
+        name: str | None = None,
     ) -> None:
         self._runtime = runtime
-        self._system = SystemCollector(runtime.system, actors_max=actors_max)
+        self._name = runtime.system.name if name is None else name
+        self._system = SystemCollector(runtime.system, actors_max=actors_max, name=name)
         self._wait_s = wait_s
 
     def describe(self) -> Iterator[Metric]:
@@ -151,6 +174,9 @@ class RuntimeCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Read the runtime. Any thread; waits for the loop for `wait_s` at most."""
         yield from self._system.collect()
+        yield from _labelled(self._name, self._collect())
+
+    def _collect(self) -> Iterator[Metric]:
         stats = self._read()
         yield GaugeMetricFamily(
             "abeyance_runtime_unavailable",
@@ -178,6 +204,44 @@ class RuntimeCollector(Collector):
             return None
 
 
+class Together(Collector):
+    """Several collectors as one: of each family one, with the figures of all of them.
+
+    Args:
+        collectors: What reads them; their names must differ.
+    """
+
+    def __init__(self, *collectors: SystemCollector | RuntimeCollector) -> None:
+        names = [each._name for each in collectors]
+        if len(set(names)) < len(names):
+            raise ValueError(
+                f"collectors: two have one name in {names}; give each a name= of its own"
+            )
+        self._collectors = collectors
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: the names are known when they are collected."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """Read them one after the other."""
+        families: dict[str, Metric] = {}
+        for collector in self._collectors:
+            for family in collector.collect():
+                first = families.setdefault(family.name, family)
+                if first is not family:
+                    first.samples.extend(family.samples)
+        yield from families.values()
+
+
+def _labelled(name: str, families: Iterator[Metric]) -> Iterator[Metric]:
+    for family in families:
+        family.samples = [
+            sample._replace(labels={"system": name, **sample.labels}) for sample in family.samples
+        ]
+        yield family
+
+
 def _of_runtime(stats: RuntimeStatistics) -> Iterator[Metric]:
     yield _by("abeyance_agents", "Agents added here.", "state", stats.agents)
     yield _by("abeyance_holds", "Held turns.", "cause", stats.holds)
@@ -188,6 +252,15 @@ def _of_runtime(stats: RuntimeStatistics) -> Iterator[Metric]:
         "abeyance_inbox_messages", "Accepted messages that are in no slot yet.", value=stats.inbox
     )
     yield GaugeMetricFamily("abeyance_wakes", "Wakes that no turn answers yet.", value=stats.wakes)
+    for what, text in (
+        ("delivered", "Alerts that a sink took."),
+        ("given_up", "Alerts that a sink never took."),
+        ("failures", "Times that a sink of alerts failed."),
+    ):
+        family = CounterMetricFamily(f"abeyance_alerts_{what}", text, labels=["sink"])
+        for sink in stats.alert_sinks:
+            family.add_metric([sink.name], getattr(sink, what))
+        yield family
     yield CounterMetricFamily(
         "abeyance_commit_requests", "Requests handed to the store.", value=stats.requests
     )

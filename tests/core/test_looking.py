@@ -99,6 +99,23 @@ async def test_oldest_s_max_bounds_the_age_of_what_waits_behind_a_handler(autoju
         gate.set()
 
 
+async def test_statistics_count_every_message_that_was_accepted(autojump_clock):
+    async with ActorSystem() as system:
+        ref, _ = told(system)
+        gate = trio.Event()
+        before = system.statistics().accepted
+        ref.tell("x")
+        ref.tell(gate.wait)
+        for _ in range(3):
+            ref.tell("y")
+        await wait_all_tasks_blocked()
+        assert system.statistics().accepted - before == 5
+        gate.set()
+        await wait_all_tasks_blocked()
+        ref.stop(now=True)
+        assert system.statistics().accepted - before == 5
+
+
 async def test_oldest_s_max_does_not_grow_with_a_backlog_that_moves(autojump_clock):
     async with ActorSystem() as system:
         ref, stopwatch = told(system)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from abeyance.actors import AgentSpec, HostedRuntime, open_runtime
 from abeyance.actors.core import ActorSystem, ChildSpec, SupervisorSpec, TrioActor
-from abeyance.actors.ops.metrics import RuntimeCollector, SystemCollector
+from abeyance.actors.ops.metrics import RuntimeCollector, SystemCollector, Together
 from abeyance.actors.testing import ScriptedProvider, fail, reply
 
 
@@ -30,7 +31,9 @@ def scraped(collector):
     registry.register(collector)
     text = generate_latest(registry).decode()
     return {
-        (sample.name, *sample.labels.values()): sample.value
+        (sample.name, *(value for label, value in sample.labels.items() if label != "system")): (
+            sample.value
+        )
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
@@ -63,6 +66,8 @@ async def test_metrics_of_a_system_are_what_its_statistics_say(autojump_clock):
         assert found["abeyance_mailbox_oldest_seconds_max",] > 0
         assert found["abeyance_actors_handling",] == 1
         assert found["abeyance_handled_messages_total",] == 2
+        # "x" twice, an error, three gates' worth of handling and what was left behind them.
+        assert found["abeyance_accepted_messages_total",] == 7
         assert found["abeyance_dead_letters_total", "stopped"] == 1
         assert found["abeyance_quarantined_messages_total", "ValueError"] == 1
         assert found["abeyance_live_actor_restarts",] == 1
@@ -92,6 +97,40 @@ async def test_metrics_have_bounded_labels_whatever_actors_and_errors_there_are(
         assert errors["other"] == 10
 
 
+async def test_metrics_of_several_systems_are_told_apart_and_each_family_is_there_once(
+    autojump_clock,
+):
+    async with ActorSystem(name="one") as one, ActorSystem() as two:
+        for system, count in ((one, 1), (two, 2)):
+            for _ in range(count):
+                system.start(Worker)
+        await wait_all_tasks_blocked()
+        together = Together(SystemCollector(one), SystemCollector(two, name="second"))
+        registry = CollectorRegistry()
+        registry.register(together)
+        text = generate_latest(registry).decode()
+        lines = [line for line in text.splitlines() if line.startswith("# TYPE")]
+        assert len(lines) == len(set(lines))
+        running = {
+            sample.labels["system"]: sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == "abeyance_actors" and sample.labels["state"] == "running"
+        }
+        assert running == {"one": 1, "second": 2}
+        with pytest.raises(ValueError, match="name="):
+            Together(SystemCollector(two), SystemCollector(two))
+
+
+async def test_accepted_messages_never_fall(autojump_clock, monkeypatch):
+    async with ActorSystem() as system:
+        collector, real, seen = SystemCollector(system), system.statistics, iter((5, 3, 6))
+        name = ("abeyance_accepted_messages_total",)
+        with monkeypatch.context() as patch:
+            patch.setattr(system, "statistics", lambda: replace(real(), accepted=next(seen)))
+            assert [scraped(collector)[name] for _ in range(3)] == [5, 5, 6]
+
+
 async def test_metrics_names_start_with_the_project_and_counters_end_in_total(autojump_clock):
     async with ActorSystem() as system:
         names = {key[0] for key in scraped(SystemCollector(system))}
@@ -113,6 +152,7 @@ def test_metrics_of_a_runtime_are_scraped_from_a_host_thread(tmp_path: Path) -> 
         assert found["abeyance_provider_waits",] == 1
         assert found["abeyance_wakes",] == 0
         assert found["abeyance_inbox_messages",] == 0
+        assert found["abeyance_alerts_given_up_total", "failures-log"] == 0
         assert found["abeyance_commit_requests_total",] >= found["abeyance_commit_seconds_count",]
         assert found["abeyance_commit_seconds_count",] >= 5
         assert (
