@@ -29,7 +29,6 @@ from threading import get_ident
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final
 
-import pykka
 import trio
 
 from .asks import STANCE, Stance
@@ -41,6 +40,7 @@ from .future import Target, TrioFuture, Unasked
 from .logs import Log
 from .mailbox import HALT, KILL, STOP_NOW, Mailbox, MailboxStatistics
 from .ref import TrioActorRef
+from .registry import unregister
 from .reporting import log_error
 from .serving import serve, serve_owed
 from .settling import CRASHED, HALTED, Exit, abandon, bury, bury_owed, cancels, settle_exit
@@ -215,7 +215,7 @@ class Cell:
         self.held = False
         self.ending = False
         self.stopping = False
-        self.registered = False
+        self.registered: bool | None = False  # With pykka; None while that goes on.
         self.handled = 0
         self.dead = 0
         self.quarantined = 0
@@ -267,15 +267,47 @@ class Cell:
     # -- the task
 
     async def run(self) -> None:
-        """Run incarnations until the cell ends. The one task of the cell."""
+        """Run incarnations until the cell ends. The one task of the cell.
+
+        One coroutine for both: another for each incarnation would be a tenth of an idle actor.
+        """
         reason: BaseException | None = None
         try:
             while True:
-                await self._wait_while_held()
+                if self.held:
+                    await self._wait_while_held()
                 if self.ending:
                     break
-                outcome = await self._live()
+                how: str | None = None
+                left = False
+                error: BaseException | None = None
+                actor: TrioActor | None = None
+                try:
+                    # Errors are caught outside the scope: a handler's nursery that is killed while
+                    # a child raises gives a BaseExceptionGroup inside, an ExceptionGroup outside.
+                    with self._begin():
+                        actor, served = self._appoint()
+                        result: Any = served.on_start()
+                        if result.__class__ is CoroutineType:
+                            await result
+                        self._begun()
+                        while how is None:
+                            try:
+                                how = await serve(self, served)
+                            except Exception as exc:
+                                if not resumes(self, exc):
+                                    raise
+                                # A queue of failures must not hold all.
+                                await trio.lowlevel.checkpoint()
+                        await self._leave(served, how)
+                        left = True
+                except Exception as exc:  # noqa: BLE001 - the incarnation's end, and handed on.
+                    error = exc
+                except BaseException as exc:  # noqa: BLE001 - raised again where it ends the run.
+                    error = self._abort(exc)
+                outcome = await self._conclude(actor, how, left, error)
                 reason = outcome.error
+                error = None  # An idle actor is not to hold what crashed its last incarnation.
                 delay_s = self.supervisor._child_exited(self, outcome)
                 self.ending = self.ending or delay_s is None
                 self._tell_watchers(reason, final=self.ending)
@@ -291,8 +323,6 @@ class Cell:
             self._end(reason)
 
     async def _wait_while_held(self) -> None:
-        if not self.held:
-            return
         while self.held and not self.ending:
             self.state = "held"
             self.settle_idle()
@@ -315,7 +345,8 @@ class Cell:
 
     # -- one incarnation
 
-    async def _live(self) -> Exit:
+    def _begin(self) -> trio.CancelScope:
+        """Begin an incarnation; return the scope it is to run in."""
         STANCE.set(self.base)
         if self.system.tracing is not None:
             self.system.tracing.clear()
@@ -323,43 +354,35 @@ class Cell:
         self.failure = None
         self.killed_at = None
         scope = self.scope = trio.CancelScope()
-        how: str | None = None
-        left = False
-        error: BaseException | None = None
-        actor: TrioActor | None = None
-        try:
-            # Errors are caught outside the scope: a handler's nursery that is killed while a child
-            # raises gives a BaseExceptionGroup inside and an ExceptionGroup outside.
-            with scope:
-                actor = self.actor if self.fresh and self.actor is not None else self.make()
-                self.fresh = False
-                self.state = "running"
-                faults = self.system.faults
-                served: Any = actor if faults is None else faults.handlers(self, actor)
-                result: Any = served.on_start()
-                if result.__class__ is CoroutineType:
-                    await result
-                self._set_restarting(False)
-                self.settle_started(None)
-                self._announce()
-                while how is None:
-                    try:
-                        how = await serve(self, served)
-                    except Exception as exc:
-                        if not resumes(self, exc):
-                            raise
-                        await trio.lowlevel.checkpoint()  # A queue of failures must not hold all.
-                await self._leave(served, how)
-                left = True
-        except Exception as exc:  # noqa: BLE001 - it is the incarnation's end, and handed on.
-            error = exc
-        except BaseException as exc:
-            if cancels(exc) or not self.system.stop_all_on_base_exception:
-                abandon(self, exc)
-                raise
-            error = exc
-            logger.debug("%r in %s. Stopping all actors.", exc, self.ref, actor=self.key)
-            self.system.stop_everything()
+        return scope
+
+    def _appoint(self) -> tuple[TrioActor, Any]:
+        """Return the instance of the incarnation, and what is called in its place."""
+        actor = self.actor if self.fresh and self.actor is not None else self.make()
+        self.fresh = False
+        self.state = "running"
+        faults = self.system.faults
+        return actor, actor if faults is None else faults.handlers(self, actor)
+
+    def _begun(self) -> None:
+        """Say that `on_start` has returned."""
+        self._set_restarting(False)
+        self.settle_started(None)
+        self._announce()
+
+    def _abort(self, exc: BaseException) -> BaseException:
+        """Return what ended the incarnation, where that does not end the run; else raise it."""
+        if cancels(exc) or not self.system.stop_all_on_base_exception:
+            abandon(self, exc)
+            raise exc
+        logger.debug("%r in %s. Stopping all actors.", exc, self.ref, actor=self.key)
+        self.system.stop_everything()
+        return exc
+
+    async def _conclude(
+        self, actor: TrioActor | None, how: str | None, left: bool, error: BaseException | None
+    ) -> Exit:
+        """End the incarnation's tasks, settle what it had in hand, and say how it ended."""
         if error is None and not left:
             error = self.failure or ActorKilledError(
                 f"an incarnation of {self} was killed; its supervisor decides whether another "
@@ -386,7 +409,7 @@ class Cell:
         box = self.box
         if box.restarting is not on:
             box.restarting = on
-            if self.actor_class.while_restarting == "fail":
+            if box.terms.fails_restarting:
                 box.set_room()
 
     def _with_failure(self, error: BaseException | None) -> BaseException | None:
@@ -474,7 +497,7 @@ class Cell:
             self.system.names.release(self.name, self)
         self.system.forget(self)
         if self.registered:
-            pykka.ActorRegistry.unregister(self.ref)
+            unregister(self)
             logger.debug("Stopped %s", self.ref, actor=self.key)
         if self.watchers:
             self._tell_watchers(reason, final=True)

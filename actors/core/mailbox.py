@@ -55,13 +55,11 @@ from .errors import (
 )
 from .future import Target, TrioFuture
 from .settling import bury, drop
-from .watermarks import BELOW, make_marks
+from .terms import terms_of
+from .watermarks import BELOW, fell, rose
 
 if TYPE_CHECKING:
     from .cell import Cell
-
-OVERFLOWS: Final = ("reject", "block", "drop_oldest", "drop_newest", "coalesce")
-ABSENCES: Final = ("queue", "fail")
 
 NEVER: Final = float("inf")
 
@@ -86,8 +84,8 @@ class MailboxStatistics:
         user: Envelopes in the user lane.
         stashed: Envelopes put aside by `stash()`.
         capacity: The bound of user and stashed together.
-        peak: The most that the user lane held at once, at least 1: exact up to 8, from there short
-            by an eighth at most.
+        peak: The most that the user lane held at once, at least 1. Short by what the actor took
+            since it last looked, at most: eight messages.
         waiting: Senders that wait for room.
         suspended: Whether the user lane is suspended.
         above_high: Whether its high mark was reached, and its low mark has not been since.
@@ -121,9 +119,8 @@ class Mailbox:
         "dead",
         "ident",
         "internal",
+        "level",
         "looked",
-        "marks",
-        "overflow",
         "parked",
         "peak",
         "restarting",
@@ -133,6 +130,7 @@ class Mailbox:
         "spin",
         "stashed",
         "suspended",
+        "terms",
         "unstashed",
         "urgent",
         "user",
@@ -141,32 +139,23 @@ class Mailbox:
     )
 
     def __init__(self, cell: Cell, ident: int, token: trio.lowlevel.TrioToken) -> None:
-        kind = cell.actor_class
-        capacity, overflow = kind.mailbox_capacity, kind.overflow
-        if overflow not in OVERFLOWS:
-            raise ValueError(f"overflow must be one of {', '.join(OVERFLOWS)}, not {overflow!r}")
-        if capacity < 1:
-            raise ValueError(f"mailbox_capacity must be at least 1, not {capacity!r}")
-        if kind.block_timeout_s is not None and not kind.block_timeout_s >= 0:
-            raise ValueError(f"block_timeout_s must be at least 0, not {kind.block_timeout_s!r}")
-        for field in ("while_suspended", "while_restarting"):
-            if getattr(kind, field) not in ABSENCES:
-                raise ValueError(f"{field} must be queue or fail, not {getattr(kind, field)!r}")
+        terms = self.terms = terms_of(cell.actor_class)
         self.cell = cell
-        self.user: deque[Envelope] = CoalescingLane() if overflow == "coalesce" else deque()
+        self.user: deque[Envelope] = (
+            CoalescingLane() if terms.overflow == "coalesce" else deque()
+        )
         # Built when first used: an empty deque is 600 bytes, and most actors use one lane.
         self.internal: deque[Internal] | None = None
         self.returned: deque[Envelope] | None = None
         self.stashed: deque[Envelope] | None = None
         self.waiting: deque[TrioFuture[None]] | None = None
-        self.capacity = capacity
-        self.overflow = overflow
+        self.capacity = terms.capacity
         self.unstashed = 0  # How many of `returned` were put there by unstashing.
-        self.marks = make_marks(self, kind.mailbox_high, kind.mailbox_low)
+        self.level = BELOW  # On which side of its marks it is.
         self.watched = False
         self.suspended = 0  # Which suspension it is in, of all there were; 0 is none.
         self.restarting = False  # Between incarnations.
-        self.peak = 1  # So that an actor which never has more than one never pays for it.
+        self.peak = 1
         self.dead: dict[str, int] | None = None
         self.room = self._bound()
         # Messages carry no instant, as that would be dearer than the rest of a tell. The consumer
@@ -206,12 +195,13 @@ class Mailbox:
             self._check_available(envelope[0])
         if self.put_where_room(envelope):
             return
-        if self.overflow == "drop_newest":
+        overflow = self.terms.overflow
+        if overflow == "drop_newest":
             drop(self.cell, envelope, "overflow")
-        elif self.overflow == "drop_oldest":
+        elif overflow == "drop_oldest":
             self._drop_oldest()
             self.append(envelope)
-        elif self.overflow == "block" and get_ident() != self.ident:
+        elif overflow == "block" and get_ident() != self.ident:
             self._block(envelope)
         else:
             raise self.full(envelope[0])
@@ -224,9 +214,7 @@ class Mailbox:
     def _appended(self) -> None:
         if self.attention:
             self.attend()
-        self.measure()
-        if self.marks is not None:
-            self.marks.rose()
+        rose(self)
 
     def put_where_room(self, envelope: Envelope) -> bool:
         """Accept an envelope where there is room, or where it takes the place of an older one."""
@@ -276,10 +264,10 @@ class Mailbox:
 
     def _check_available(self, message: Any) -> None:
         """Raise if an ask is to fail instead of waiting for the actor to handle messages again."""
-        kind = self.cell.actor_class
-        if self.suspended and kind.while_suspended == "fail":
+        terms = self.terms
+        if self.suspended and terms.fails_suspended:
             state = "suspended"
-        elif self.restarting and kind.while_restarting == "fail":
+        elif self.restarting and terms.fails_restarting:
             state = "restarting"
         else:
             return
@@ -399,18 +387,19 @@ class Mailbox:
             self.room = 0 if self.closed or cell.stopping else self._bound()
 
     def _bound(self) -> int:
-        kind = self.cell.actor_class
+        terms = self.terms
         if (
-            self.overflow == "coalesce"
+            terms.overflow == "coalesce"
             or self.cell.system.refusing
-            or (self.suspended and kind.while_suspended == "fail")
-            or (self.restarting and kind.while_restarting == "fail")
+            or (self.suspended and terms.fails_suspended)
+            or (self.restarting and terms.fails_restarting)
         ):
             return 0
-        marks = self.marks
-        bound = self.capacity if marks is None or marks.level != BELOW else marks.high - 1
-        # The put that is the first to make the lane so long is to be noticed, at no cost to others.
-        return min(bound - self.load + len(self.user), self.peak + self.peak // 8)
+        # The put that reaches the high mark is to be noticed, at no cost to others.
+        bound = terms.high - 1 if terms.high and self.level == BELOW else self.capacity
+        if self.stashed or self.unstashed:
+            bound -= self.load - len(self.user)
+        return bound
 
     def shrank(self) -> None:
         """Do what waits for the load to fall. Called each time some were taken, where watched."""
@@ -421,10 +410,8 @@ class Mailbox:
             self.set_room()
         if self.waiting:
             self.give_room()
-        marks = self.marks
-        if marks is not None:
-            marks.fell()
-        if self.waiting or self.unstashed or (marks is not None and marks.level != BELOW):
+        fell(self)
+        if self.waiting or self.unstashed or self.level != BELOW:
             self.watched = True
 
     def measure(self) -> None:
@@ -432,7 +419,6 @@ class Mailbox:
         depth = len(self.user)
         if depth > self.peak:
             self.peak = depth
-            self.set_room()
 
     # -- the stash, loop thread
 
@@ -442,8 +428,7 @@ class Mailbox:
             self.stashed = deque()
         self.stashed.append(envelope)
         self.set_room()
-        if self.marks is not None:
-            self.marks.rose()
+        rose(self)
 
     def put_back(self, keep: int) -> int:
         """Put what was put aside before everything else, all but the `keep` last ones."""
@@ -478,7 +463,7 @@ class Mailbox:
             if self.closed or bool(self.suspended) is on:
                 return False
             self.suspended = next(_suspensions) if on else 0
-        if self.cell.actor_class.while_suspended == "fail":
+        if self.terms.fails_suspended:
             self.set_room()
         self.urgent = True
         self.attend()  # A suspended consumer sleeps without announcing it.
@@ -599,7 +584,7 @@ class Mailbox:
             peak=self.peak,
             waiting=len(self.waiting or ()),
             suspended=bool(self.suspended),
-            above_high=self.marks is not None and self.marks.level != BELOW,
+            above_high=self.level != BELOW,
             dead=dead,
         )
 

@@ -109,7 +109,10 @@ class TrioActorRef(pykka.ActorRef[A]):
         return f"<TrioActorRef for {self}>"
 
     def __str__(self) -> str:
-        return f"{self._cell.actor_class.__name__} ({self._cell.key}, {self._cell.urn})"
+        cell = self._cell
+        if cell.registered is None:  # Pykka's registry asks, for a line that nobody reads.
+            return cell.key
+        return f"{cell.actor_class.__name__} ({cell.key}, {cell.urn})"
 
     def is_alive(self) -> bool:
         """Whether it is neither stopping for good nor ended. Parked and restarting are alive."""

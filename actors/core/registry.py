@@ -3,6 +3,10 @@
 Pykka's own registry is a list shared by every library of the process; actors enter it only where
 pykka's rule says so (`TrioActor.start()`) or a child spec asks for it.
 
+Pykka makes a text of each ref it enters or strikes out, for a debug line that mostly nobody reads.
+While nobody does, `cell.registered` is None for as long as that takes, and the text is short: the
+urn, which is dearer than the rest of a start's books, is made when somebody asks for it.
+
 Invariants:
     I1. A name belongs to at most one live cell.
 
@@ -11,13 +15,32 @@ Any thread.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
+
+import pykka
 
 from .errors import NameTakenError
 
 if TYPE_CHECKING:
     from .cell import Cell
+
+_pykka = logging.getLogger("pykka")
+
+
+def register(cell: Cell) -> None:
+    """Enter an actor into pykka's registry."""
+    cell.registered = True if _pykka.isEnabledFor(logging.DEBUG) else None
+    pykka.ActorRegistry.register(cell.ref)
+    cell.registered = True
+
+
+def unregister(cell: Cell) -> None:
+    """Strike an actor out of pykka's registry."""
+    cell.registered = True if _pykka.isEnabledFor(logging.DEBUG) else None
+    pykka.ActorRegistry.unregister(cell.ref)
+    cell.registered = False
 
 
 class Names:

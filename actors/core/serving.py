@@ -101,6 +101,8 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
         if box.since is never:
             box.since = mark = began
             ahead = len(user)
+        if len(user) > box.peak:
+            box.peak = len(user)
         try:
             while True:
                 if box.urgent:
@@ -137,6 +139,8 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
                             if box.watched:
                                 box.shrank()
                             result = await (one_checkpoint(result, cell) if watched else result)
+                            if len(user) > box.peak:
+                                box.peak = len(user)
                         if result is LATER:
                             if cell.inflight is not envelope:
                                 handled -= 1  # It is owed, put aside or kept out.
@@ -175,6 +179,8 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
                             if target._cancels:
                                 result = until_expired(cell, target, result)
                             result = await result
+                            if len(user) > box.peak:
+                                box.peak = len(user)
                     except ActorCrashError:
                         raise
                     except Exception as exc:
@@ -197,6 +203,8 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
                 look += 1
                 if look == _LOOK_EVERY:
                     look = 0
+                    if len(user) > box.peak:
+                        box.peak = len(user)
                     if box.watched:
                         box.shrank()
                     now = box.looked = clock()

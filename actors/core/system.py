@@ -22,7 +22,6 @@ from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-import pykka
 import trio
 
 from .asks import AskTable
@@ -43,6 +42,7 @@ from .ports import (
 )
 from .ref import TrioActorRef
 from .registry import Names
+from .registry import register as register_with_pykka
 from .reminders import MemoryReminders
 from .specs import Directives, SupervisorSpec, check_directives
 from .supervisor import Supervisor
@@ -348,8 +348,7 @@ class ActorSystem:
         try:
             cell.make()
             if register:
-                cell.registered = True
-                pykka.ActorRegistry.register(cell.ref)
+                register_with_pykka(cell)
                 logger.debug("Starting %s", cell.ref, actor=cell.key)
             if not foreign:
                 self.user.adopt(cell)
@@ -379,8 +378,7 @@ class ActorSystem:
             self.names.claim(cell.name, cell)
         self.cells[cell] = None
         if register:
-            cell.registered = True
-            pykka.ActorRegistry.register(cell.ref)
+            register_with_pykka(cell)
 
     def _not_running(self) -> ActorDeadError:
         return ActorDeadError(

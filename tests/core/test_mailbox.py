@@ -542,7 +542,7 @@ async def test_class_attributes_of_the_mailbox_are_checked_before_anything_start
 
 
 @pytest.mark.parametrize("attributes", [{}, {"mailbox_high": 900}], ids=["plain", "marks"])
-async def test_tell_takes_the_fast_path_but_for_the_few_that_reach_a_new_peak(
+async def test_tell_takes_the_fast_path_from_the_first_below_the_high_mark(
     attributes, monkeypatch
 ):
     slow = []
@@ -559,7 +559,7 @@ async def test_tell_takes_the_fast_path_but_for_the_few_that_reach_a_new_peak(
             for n in range(800):
                 ref.tell(n)
             await wait_all_tasks_blocked()
-        assert 0 < len(slow) < 60
+        assert slow == []
 
 
 # -- figures
@@ -594,7 +594,7 @@ async def test_statistics_say_what_each_lane_holds_and_the_peak():
 
 
 @pytest.mark.parametrize("deep", [1, 5, 8, 100, 1000])
-async def test_peak_is_what_the_user_lane_held_at_most_or_an_eighth_less(deep):
+async def test_peak_is_what_the_user_lane_held_at_most_when_its_actor_slept_or_handled_one(deep):
     async with ActorSystem() as system:
         ref = await held(system)
         for n in range(deep):
@@ -602,9 +602,22 @@ async def test_peak_is_what_the_user_lane_held_at_most_or_an_eighth_less(deep):
         opens(ref)
         await wait_all_tasks_blocked()
         assert seen(ref) == list(range(deep))
-        peak = ref.statistics().mailbox.peak
-        assert peak <= deep <= peak + peak // 8
-        assert deep > 8 or peak == deep
+        assert ref.statistics().mailbox.peak == deep
+
+
+async def test_peak_that_came_and_went_between_two_looks_is_short_by_eight_at_most():
+    class Refills(Gated):
+        async def on_receive(self, message):
+            if message == 3:
+                for _ in range(20):
+                    self.actor_ref.tell("more")
+
+    async with ActorSystem() as system:
+        ref = system.start(Refills)
+        for n in range(6):
+            ref.tell(n)
+        await wait_all_tasks_blocked()
+        assert 22 - 8 <= ref.statistics().mailbox.peak <= 22
 
 
 async def test_dead_letters_are_counted_by_reason_for_each_mailbox(autojump_clock):

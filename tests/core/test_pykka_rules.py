@@ -526,3 +526,14 @@ def test_hosted_run_after_the_end_raises_actor_dead():
         pass
     with pytest.raises(ActorDeadError):
         system.run(trio.lowlevel.checkpoint)
+
+
+@pytest.mark.parametrize("heard", [False, True], ids=["unread", "read"])
+async def test_urn_is_made_for_pykkas_debug_lines_only_where_somebody_reads_them(heard, caplog):
+    caplog.set_level("DEBUG" if heard else "INFO", "pykka")
+    async with ActorSystem():
+        ref = Sample.start()
+        assert (ref._cell._urn is not None) is heard
+        assert (f"Registered {ref}" in caplog.text) is heard
+        await ref.stop()
+        assert (f"Unregistered {ref}" in caplog.text) is heard
