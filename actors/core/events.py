@@ -132,6 +132,20 @@ class ActorResumed(ActorEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ActorSuspended(ActorEvent):
+    """An actor handles no messages from now on, until `ref.resume()`."""
+
+    kind: ClassVar[str] = "suspended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActorUnsuspended(ActorEvent):
+    """A suspended actor handles messages again."""
+
+    kind: ClassVar[str] = "unsuspended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ActorStopped(ActorEvent):
     """An actor has ended for good.
 

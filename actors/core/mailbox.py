@@ -53,6 +53,7 @@ from .errors import (
     MailboxClosedError,
     MailboxFullError,
 )
+from .events import ActorSuspended, ActorUnsuspended
 from .future import Target, TrioFuture
 from .settling import bury, drop
 from .terms import terms_of
@@ -141,9 +142,7 @@ class Mailbox:
     def __init__(self, cell: Cell, ident: int, token: trio.lowlevel.TrioToken) -> None:
         terms = self.terms = terms_of(cell.actor_class)
         self.cell = cell
-        self.user: deque[Envelope] = (
-            CoalescingLane() if terms.overflow == "coalesce" else deque()
-        )
+        self.user: deque[Envelope] = CoalescingLane() if terms.overflow == "coalesce" else deque()
         # Built when first used: an empty deque is 600 bytes, and most actors use one lane.
         self.internal: deque[Internal] | None = None
         self.returned: deque[Envelope] | None = None
@@ -467,6 +466,9 @@ class Mailbox:
             self.set_room()
         self.urgent = True
         self.attend()  # A suspended consumer sleeps without announcing it.
+        cell = self.cell
+        kind = ActorSuspended if on else ActorUnsuspended
+        cell.system.emit(kind, subject=cell.key, incarnation=cell.incarnation)
         return True
 
     def put_internal(self, item: Internal) -> bool:

@@ -212,6 +212,11 @@ class SupervisorStatistics:
         recent_restarts: How many of them count towards the intensity now.
         last_error: What it last parked or escalated with.
         last_failure: The same as text, with its instant.
+        depth: How many messages wait in the mailboxes of the actors below it that live, at any
+            depth of the tree.
+        handled: How many messages those have handled.
+        dropped: How many answers and timers of earlier incarnations they dropped.
+        dead: How many of their messages became dead letters.
     """
 
     id: str
@@ -221,3 +226,7 @@ class SupervisorStatistics:
     recent_restarts: int
     last_error: BaseException | None
     last_failure: Failure | None
+    depth: int
+    handled: int
+    dropped: int
+    dead: int

@@ -101,7 +101,13 @@ class Supervisor:
         return self._restarts.total
 
     def statistics(self) -> SupervisorStatistics:
-        """Return a snapshot. Any thread."""
+        """Return a snapshot. Any thread; costs about a microsecond an actor below it."""
+        cells = [
+            child.cell
+            for group in self.walk()
+            for child in list(group._children.values())
+            if isinstance(child, ActorChild)
+        ]
         return SupervisorStatistics(
             self.spec.id,
             self.state,
@@ -110,6 +116,10 @@ class Supervisor:
             self._restarts.count_recent(self.spec, self.system.wheel.now_s()),
             self.last_error,
             Failure.of(self.last_error, self._failed_ms),
+            depth=sum(cell.box.depth for cell in cells),
+            handled=sum(cell.handled for cell in cells),
+            dropped=sum(cell.dropped for cell in cells),
+            dead=sum(cell.dead for cell in cells),
         )
 
     def walk(self) -> Iterator[Supervisor]:

@@ -72,6 +72,20 @@ async def test_events_tell_of_an_actors_life_in_order(autojump_clock):
     assert isinstance(seen[1].error, ValueError)
 
 
+async def test_events_tell_that_an_actor_is_suspended_and_resumed_each_once(autojump_clock):
+    async with ActorSystem() as system:
+        looking = system.events(kinds={"suspended", "unsuspended"})
+        ref = system.start(Worker, name="a")
+        for _ in range(2):
+            ref.suspend()
+        for _ in range(2):
+            ref.resume()
+    assert [(event.kind, event.subject) async for event in looking] == [
+        ("suspended", "a"),
+        ("unsuspended", "a"),
+    ]
+
+
 async def test_events_tell_of_a_groups_parking_unparking_and_escalation(autojump_clock):
     async with ActorSystem() as system:
         looking = system.events(kinds={"parked", "unparked", "escalated"})

@@ -542,9 +542,7 @@ async def test_class_attributes_of_the_mailbox_are_checked_before_anything_start
 
 
 @pytest.mark.parametrize("attributes", [{}, {"mailbox_high": 900}], ids=["plain", "marks"])
-async def test_tell_takes_the_fast_path_from_the_first_below_the_high_mark(
-    attributes, monkeypatch
-):
+async def test_tell_takes_the_fast_path_from_the_first_below_the_high_mark(attributes, monkeypatch):
     slow = []
     slowly = Mailbox.offer_slowly
 

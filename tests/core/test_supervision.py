@@ -19,6 +19,8 @@ from abeyance.actors.core import (
     SupervisorSpec,
     TrioActor,
 )
+from abeyance.actors.core.envelope import TIMER
+from abeyance.actors.core.settling import count_dead
 
 
 class Child(TrioActor):
@@ -575,3 +577,21 @@ async def test_child_is_in_pykkas_registry_only_where_asked_for(autojump_clock):
 def test_malformed_spec_is_refused(spec):
     with pytest.raises(ValueError):
         spec()
+
+
+async def test_statistics_of_a_supervisor_add_up_those_of_the_actors_below_it(autojump_clock):
+    async with ActorSystem() as system:
+        outer = await group(system, [], "ab")
+        inner = await system.start_supervisor(SupervisorSpec("inner", specs([], "c")), outer)
+        a, b = outer.refs["a"], outer.refs["b"]
+        c = inner.refs["c"]
+        a.suspend()
+        for ref in (a, b, c):
+            ref.tell("x")
+            ref.tell("x")
+        c._box.put_internal((TIMER, "late", 99, 0))
+        count_dead(b._cell, "x", "overflow")
+        await wait_all_tasks_blocked()
+        for supervisor, sums in ((outer, (2, 4, 1, 1)), (inner, (0, 2, 1, 0))):
+            said = supervisor.statistics()
+            assert (said.depth, said.handled, said.dropped, said.dead) == sums
