@@ -22,6 +22,7 @@ RETRY_INITIAL_S: Final = 1.0
 RETRY_MAX_S: Final = 60.0
 """The pauses after a fault without a stated wait: guesses, so they are capped and kept short."""
 JITTER_S: Final = 1.0
+PACING_S_MAX: Final = 86_400.0
 COOLDOWN_FLOOR_MS: Final = 1_000
 """The shortest cooldown: that of a stated wait which is over already."""
 
@@ -66,7 +67,8 @@ class Retry:
     def __post_init__(self) -> None:
         if isinstance(self.after_s, bool) or not isinstance(self.after_s, int | float):
             raise TypeError(f"after_s: must be a number of seconds, not {self.after_s!r}")
-        if math.isnan(self.after_s) or self.after_s < 0:
+        # A whole number past every float is larger than 0 and is compared as it is.
+        if not self.after_s >= 0:
             raise ValueError(f"after_s: must be 0 or more, not {self.after_s!r}")
 
 
@@ -149,7 +151,7 @@ class Pacing:
         jitter_s: Up to so much is added, so that agents of one organisation do not start at once.
         source: Where the jitter comes from.
     Raises:
-        TypeError, ValueError: A field is no finite number of 0 or more.
+        TypeError, ValueError: A field is no number from 0 to a day.
     """
 
     default_s: float = 60.0
@@ -161,8 +163,8 @@ class Pacing:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise TypeError(f"{name}: must be a number of seconds, not {value!r}")
-            if not (0 <= value < math.inf):
-                raise ValueError(f"{name}: must be 0 or more and finite, not {value!r}")
+            if not (0 <= value <= PACING_S_MAX):
+                raise ValueError(f"{name}: must be from 0 to {PACING_S_MAX:g}, not {value!r}")
 
     def jitter_ms(self) -> int:
         """One draw. Never negative."""

@@ -180,7 +180,7 @@ def _host_pause(failure: CallFailure, hook: ProviderHold | None, streak: Streak)
     if pause_s is None:
         return None
     number = isinstance(pause_s, int | float) and not isinstance(pause_s, bool)
-    if not number or math.isnan(pause_s) or pause_s < 0:
+    if not number or not pause_s >= 0:
         streak.hook_failures += 1
         _logger.error(
             "the provider hold of %r answered %.100r, which is no number of seconds; it pauses "
@@ -192,8 +192,10 @@ def _host_pause(failure: CallFailure, hook: ProviderHold | None, streak: Streak)
         return None
     if pause_s == 0:
         return None
-    reason = f"the host holds this agent for {pause_s:g} s"
-    return pause_of("host", failure.model, failure.at_ms, _ms(pause_s), reason)
+    length_ms = _ms(pause_s)
+    how_long = "until its process ends" if length_ms == math.inf else f"for {pause_s:g} s"
+    reason = f"the host holds this agent {how_long}"
+    return pause_of("host", failure.model, failure.at_ms, length_ms, reason)
 
 
 def policy_pause(failure: CallFailure, after_s: float, text: str) -> Pause:

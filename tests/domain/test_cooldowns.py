@@ -426,11 +426,12 @@ async def test_a_hosts_hook_that_raises_or_answers_nonsense_pauses_nothing_and_i
     ]
 
 
+@pytest.mark.parametrize("pause_s", [math.inf, 1e300, 10**400], ids=["inf", "huge", "no float"])
 async def test_a_hosts_hold_without_an_end_lasts_as_long_as_the_process(
-    world: World, virtual_time: MockClock
+    world: World, virtual_time: MockClock, pause_s: float
 ) -> None:
     async with world.open() as runtime:
-        ana = await world.add([fail(500)], provider_hold=HostHold(math.inf))
+        ana = await world.add([fail(500)], provider_hold=HostHold(pause_s))
         await ana.send("go")
         await ana.wait_idle()
         await trio.sleep(3_000)
@@ -466,6 +467,7 @@ async def test_a_settlement_that_comes_again_begins_its_pauses_once(
         ({"jitter_s": math.nan}, ValueError),
         ({"jitter_s": "5"}, TypeError),
         ({"default_s": True}, TypeError),
+        ({"jitter_s": 10**400}, ValueError),
     ],
 )
 def test_a_pacing_that_is_no_length_of_time_is_refused(

@@ -178,11 +178,12 @@ async def test_a_clock_that_steps_a_day_does_not_shorten_or_lengthen_a_delay_wai
 
 
 @pytest.mark.behaviour("W-124")
+@pytest.mark.parametrize("after_s", [math.inf, 10**400], ids=["inf", "no float"])
 async def test_an_infinite_delay_is_waited_until_the_runtime_stops(
-    world: World, virtual_time: MockClock
+    world: World, virtual_time: MockClock, after_s: float
 ) -> None:
     async with world.open():
-        ana = await world.add([fail(500)], error_policy=Policy(Retry(math.inf)))
+        ana = await world.add([fail(500)], error_policy=Policy(Retry(after_s)))
         await ana.send("go")
         await ana.wait_idle()
         assert world.state().held.deadline_ms is None
