@@ -21,11 +21,12 @@ from abeyance.storage.tables.agents import Agent as AgentRecord
 
 from .core import ActorSystem, ChildSpec, Supervisor, SupervisorSpec
 from .core.clock import Clock
+from .domain.accounts import Accounts
 from .domain.agent import Agent, AgentView
 from .domain.alert_book import AlertDesk
 from .domain.auxiliary import Auxiliary
 from .domain.errors import AgentExistsError, AgentOwnedElsewhereError, not_stored
-from .domain.gate import Gate
+from .domain.gate import Account, Gate
 from .domain.slot import Slot, SlotView
 from .domain.slot_messages import AgentKind
 from .domain.tools import ToolRunner
@@ -48,6 +49,8 @@ class Groups:
         clock: Clock,
         waits: WaitBook,
         desk: AlertDesk,
+        accounts: Accounts | None,
+        salt: str,
     ) -> None:
         self._system = system
         self._root = root
@@ -58,9 +61,19 @@ class Groups:
         self._clock = clock
         self._waits = waits
         self._desk = desk
+        self._accounts = accounts
+        self._salt = salt
         self._journal = root.refs["journal"]
         self._ledger = root.refs["ledger"]
         self._alarm = root.refs["alarm"]
+
+    def _account(self, settings: TurnSettings) -> Account | None:
+        """What the provider says its credential is, as a fingerprint; where the host wants that."""
+        declare = getattr(settings.provider, "credential", None)
+        if self._accounts is None or not callable(declare):
+            return None
+        name = declare(self._salt)
+        return Account(name, self._accounts) if isinstance(name, str) and name else None
 
     async def own(self, name: str) -> None:
         """Take the owner rows of an agent and its slot, by compare-and-set."""
@@ -191,7 +204,7 @@ class Groups:
                     ChildSpec(
                         "gate",
                         Gate,
-                        (name, self._ledger, self._waits, self._clock),
+                        (name, self._ledger, self._waits, self._clock, self._account(settings)),
                         name=f"gate:{name}",
                     ),
                     ChildSpec("agent", Agent, agent_args, name=f"agent:{name}"),

@@ -55,6 +55,7 @@ class HostedRuntime:
         webhook: Where alerts are posted to, as for `open_runtime`.
         alert_sinks: Where else alerts are taken to. They run on the runtime's loop.
         trace: Whether messages carry the OpenTelemetry context, as for `open_runtime`.
+        account_waits: As for `open_runtime`.
     """
 
     def __init__(
@@ -68,10 +69,12 @@ class HostedRuntime:
         webhook: Webhook | str | None = None,
         alert_sinks: Sequence[AlertSink] = (),
         trace: bool = False,
+        account_waits: bool = False,
     ) -> None:
         self._trace = trace
         self._webhook = webhook
         self._alert_sinks = tuple(alert_sinks)
+        self._account_waits = account_waits
         self._faults = faults
         self._trio_clock = trio_clock
         self._directory = directory
@@ -163,6 +166,7 @@ class HostedRuntime:
                 faults=self._faults,
                 webhook=self._webhook,
                 alert_sinks=self._alert_sinks,
+                account_waits=self._account_waits,
             ) as runtime:
                 self._opened.set(runtime)
                 await self._stop.wait()

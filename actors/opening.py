@@ -51,6 +51,7 @@ async def open_runtime(
     webhook: Webhook | str | None = None,
     alert_sinks: Sequence[AlertSink] = (),
     trace: bool = False,
+    account_waits: bool = False,
 ) -> AsyncIterator[Runtime]:
     """Open a runtime on a state directory; it is created, mode 0700, where it is not there.
 
@@ -70,6 +71,8 @@ async def open_runtime(
         alert_sinks: Where else alerts are taken to.
         trace: Whether messages carry the OpenTelemetry context they are sent in to their handlers
             (the `otel` extra). Of a `system` that is handed in, its own `trace` decides.
+        account_waits: Whether a wait binds every agent here whose provider calls with the same
+            credential (`Provider.credential`), and not only the agent it was stated to.
     Raises:
         InvalidSpecError: The system's asks have a deadline, or it has other faults; the webhook or
             a sink is malformed; nothing was opened.
@@ -95,7 +98,9 @@ async def open_runtime(
             ownership.forget_dead()
             runs = system if system is not None else _new_system(wall, faults, trace)
             written = store if faults is None else faults.store(store)
-            runtime = Runtime(path, written, ownership, runs, wall, (FailuresLog(path), *sinks))
+            runtime = Runtime(
+                path, written, ownership, runs, wall, (FailuresLog(path), *sinks), account_waits
+            )
             try:
                 runtime._counts.take_over(ownership.is_alive)
                 async with _open(runtime, control=control, enter=system is None):

@@ -29,6 +29,7 @@ from .core.events import CAPACITY, Subscription
 from .core.reminders import MemoryReminders
 from .core.tree import DEPTH, NODES, WIDTH, TreeNode
 from .disposal import end_agent
+from .domain.accounts import Accounts
 from .domain.agent import Agent, StopTurns
 from .domain.alarm import Alarm
 from .domain.alert_book import NAME as ALERTS
@@ -81,6 +82,7 @@ class Runtime:
         system: ActorSystem,
         clock: Clock,
         sinks: Sequence[AlertSink] = (),
+        account_waits: bool = False,
     ) -> None:
         self.directory = directory
         self.clock = clock
@@ -94,6 +96,7 @@ class Runtime:
         self._rings = WaitRings()
         self._commits = CommitFigures()
         self._waits = WaitBook(store, clock)
+        self._accounts = Accounts(self._waits, clock) if account_waits else None
         self._sinks = tuple(sinks)
         self._desk = AlertDesk(store.nonce)
         self._waits.episodes.watcher = self._desk
@@ -123,7 +126,13 @@ class Runtime:
                     ChildSpec(
                         "ledger",
                         Ledger,
-                        lambda refs: (self._waits, store, refs["journal"], clock),
+                        lambda refs: (
+                            self._waits,
+                            store,
+                            refs["journal"],
+                            clock,
+                            self._accounts,
+                        ),
                         name="ledger",
                     ),
                     ChildSpec("alarm", Alarm, (clock,), name="alarm"),
@@ -194,6 +203,8 @@ class Runtime:
             clock,
             self._waits,
             self._desk,
+            self._accounts,
+            self._store_id,
         )
 
     # -- agents ------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ import trio
 
 from abeyance.actors.core.errors import ActorDeadError
 from abeyance.actors.providers.port import ModelReply, ModelRequest, Permit, permitted
+from abeyance.actors.providers.stated import StatedWait
 from abeyance.storage.crashpoints import crashpoint, declare
 
 from .pauses import longest
@@ -119,7 +120,9 @@ class Calls:
         )
         self.sent = verdict.failure.error.sent
         # Cancelled here, the settlement is in the gate's mailbox all the same.
-        settlement = Settle(permit, "failed", verdict.states, verdict.pauses)
+        stated = verdict.failure.error.stated
+        scope = stated.scope if isinstance(stated, StatedWait) else None
+        settlement = Settle(permit, "failed", verdict.states, verdict.pauses, scope)
         receipt = await self._seams.gate.ask(settlement)
         binding = None if receipt is None else receipt.binding
         agent, model = permit.agent, permit.model

@@ -21,12 +21,13 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from abeyance.actors.core import LATER, Answer, Ended, Reply, TrioActor
 from abeyance.actors.core.clock import Clock
 from abeyance.actors.providers.port import Permit
 
+from .accounts import Accounts
 from .errors import AdmissionClosedError
 from .pauses import Pauses, longest
 from .protocol import (
@@ -43,6 +44,13 @@ from .protocol import (
 from .redelivery import Redelivered
 from .unreadable import EVERY
 from .wait_book import Deferral, WaitBook
+
+
+class Account(NamedTuple):
+    """The credential of an agent's provider, where its walls are kept."""
+
+    name: str
+    book: Accounts
 
 
 class GateKept:
@@ -68,12 +76,20 @@ class Gate(TrioActor):
     max_deliveries: ClassVar[int] = 5
     kept: GateKept
 
-    def __init__(self, agent: str, ledger: Any, book: WaitBook, clock: Clock) -> None:
+    def __init__(
+        self,
+        agent: str,
+        ledger: Any,
+        book: WaitBook,
+        clock: Clock,
+        account: Account | None = None,
+    ) -> None:
         super().__init__()
         self._agent = agent
         self._ledger = ledger
         self._book = book
         self._clock = clock
+        self._account = account
 
     @classmethod
     def make_kept(cls) -> GateKept:
@@ -131,7 +147,7 @@ class Gate(TrioActor):
         self._looked(message, self._book.deferral(self._agent, message.model, exempt=exempt), reply)
 
     def _looked(self, message: Admit | Peek, wait: Deferral | None, reply: Reply) -> None:
-        deferral = self._paused(message.model, wait)
+        deferral = self._held(message.model, wait)
         if isinstance(message, Peek):
             reply.set(deferral)
         else:
@@ -142,16 +158,27 @@ class Gate(TrioActor):
         self.kept.permits.pop(settlement.permit.id, None)
         for pause in settlement.pauses:
             self.kept.pauses.begin(pause)
-        permit = settlement.permit
-        if settlement.states is None or permit.purpose == "ephemeral" or permit.model == EVERY:
+        permit, account = settlement.permit, self._account
+        own = permit.purpose != "ephemeral"
+        if settlement.states is None or permit.model == EVERY or not (own or account):
+            self._settle_account(settlement)
             self._let_in()
             return None
         deadline_ms, reason = settlement.states
+        is_narrow = account is not None and settlement.scope != "account"
         reply = self.later()
         self.kept.settling[permit.id] = (settlement, reply)
         self.ask(
             self._ledger,
-            RecordWait(self._agent, permit.model, deadline_ms, reason),
+            RecordWait(
+                self._agent,
+                permit.model,
+                deadline_ms,
+                reason,
+                account=None if account is None else account.name,
+                account_model=permit.model if is_narrow else EVERY,
+                own=own,
+            ),
             tag=(settlement, reply),
             fact=True,
         )
@@ -164,6 +191,7 @@ class Gate(TrioActor):
         if isinstance(message, Settle):
             self.kept.settling.pop(message.permit.id, None)
             self._back.forget(message)
+            self._settle_account(message)
         if answer.error is not None:
             reply_.set_exception(answer.error)
         elif isinstance(message, Admit | Peek):
@@ -171,6 +199,15 @@ class Gate(TrioActor):
         else:
             reply_.set(answer.value)
         self._let_in()
+
+    def _held(self, model: str | None, wait: Deferral | None) -> Deferral | None:
+        """What holds a call to a model: its wait, its account's, or what pauses the agent."""
+        account = self._account
+        if wait is None and account is not None and model is not None:
+            wall = account.book.check(account.name, self._agent, model, self.kept.holder)
+            if wall is not None:
+                wait = Deferral(self._agent, model, wall.deadline_ms, wall.reason, "account")
+        return self._paused(model, wait)
 
     def _paused(self, model: str | None, wait: Deferral | None) -> Deferral | None:
         """What holds a call to a model: its wait, or what pauses the whole agent."""
@@ -200,11 +237,20 @@ class Gate(TrioActor):
         if reply.set(permit):
             kept.permits[permit.id] = permit
             kept.admitted += 1
+            if self._account is not None:
+                self._account.book.taken(self._account.name, self._agent, permit.id)
 
     def _let_in(self) -> None:
         """The way is free: look again at who was parked first, and at the next if that is held."""
         while self._parked and not self.kept.permits:
             self._look(*self._parked.popleft())
+
+    def _settle_account(self, settlement: Settle) -> None:
+        """Let the next one of the account's line try, once what the call stated binds."""
+        if self._account is not None:
+            succeeded = settlement.outcome == "succeeded"
+            name, permit = self._account.name, settlement.permit.id
+            self._account.book.settled(name, self._agent, permit, succeeded=succeeded)
 
     def on_ended(self, ended: Ended) -> None:
         # The holder died with calls out: what became of them is unknown, the permits come back.
@@ -215,5 +261,7 @@ class Gate(TrioActor):
         kept = self.kept
         left = {id_: permit for id_, permit in kept.permits.items() if permit.purpose != "turn"}
         kept.returned += len(kept.permits) - len(left)
+        for id_ in kept.permits.keys() - left.keys():
+            self._settle_account(Settle(kept.permits[id_], "unknown"))
         kept.permits = left
         self._let_in()

@@ -62,12 +62,19 @@ class CheckWait(NamedTuple):
 
 
 class RecordWait(NamedTuple):
-    """Ask: record a provider's statement, its deadline computed already. Answers a receipt."""
+    """Ask: record a provider's statement, its deadline computed already. Answers a receipt.
+
+    `account` is the fingerprint of the credential that it binds as well, for `account_model` or for
+    `*`. `own` is whether it binds the agent itself.
+    """
 
     agent: str
     model: str
     deadline_ms: int | None
     reason: str
+    account: str | None = None
+    account_model: str = "*"
+    own: bool = True
 
 
 class ReleaseWaits(NamedTuple):
@@ -128,6 +135,8 @@ class Settle(NamedTuple):
     outcome: Literal["succeeded", "failed", "unknown"]
     states: tuple[int | None, str] | None = None
     pauses: tuple[Pause, ...] = ()
+    scope: str | None = None
+    """What the provider stated it of."""
 
 
 class BeginPause(NamedTuple):

@@ -14,11 +14,12 @@ Read by anyone on the loop thread; written by the ledger actor only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from abeyance.actors.core.clock import Clock
 from abeyance.storage.errors import StorageError, StoreClosedError, UnreadableRecordError
 from abeyance.storage.store import Row, Store
+from abeyance.storage.tables.fields import REASON_CHARS_MAX
 from abeyance.storage.tables.waits import Override, Wait, WaitReleased
 
 from .limits import RECHECK_MS as RECHECK_MS
@@ -26,6 +27,9 @@ from .unreadable import EVERY, Overrides, StandIn, Unreadable
 from .unreadable import Episodes as Episodes
 from .unreadable import WaitWatcher as WaitWatcher
 
+ACCOUNT: Final = "account:"
+"""An account's waits are listed and released under this and its fingerprint, as an agent's are."""
+ACCOUNT_TABLE: Final = "account_waits"
 HoldCause: TypeAlias = Literal["wait", "unreadable", "quota", "cooldown", "host", "account"]
 ActRecord: TypeAlias = Wait | WaitReleased | Override
 
@@ -192,9 +196,52 @@ class WaitBook:
             return None
         return None if record.set_ms <= self.overrides.released_ms(*key) else record
 
+    def account_record(self, key: tuple[str, str]) -> ActRecord | None:
+        """What stands for a credential's model, or `*`: its row with pending acts applied.
+
+        Raises:
+            StorageError: It cannot be read.
+        """
+        acts = [act.record for act in self._by_key.get((ACCOUNT_TABLE, key), ())]
+        record: ActRecord | None = None
+        if not any(isinstance(act, WaitReleased) for act in acts):
+            row = self._store.get(ACCOUNT_TABLE, key)
+            record = None if row is None else row.record
+        for act in acts:
+            record = apply(record, act)
+        return record
+
+    def _listed_accounts(self, account: str | None) -> list[ProviderWait]:
+        keys = {act.key for act in self.pending if act.table == ACCOUNT_TABLE}
+        try:
+            keys.update(key for key, _ in self._store.scan(ACCOUNT_TABLE))
+        except StoreClosedError:
+            raise
+        except StorageError as error:
+            return [_unread_account(EVERY, EVERY, error, self._clock.now_ms())]
+        shown = []
+        for key in sorted(key for key in keys if account in (None, key[0]) and len(key) == 2):
+            try:
+                wait = self._live(self.account_record((str(key[0]), str(key[1]))))
+            except StoreClosedError:
+                raise
+            except StorageError as error:
+                unread = _unread_account(str(key[0]), str(key[1]), error, self._clock.now_ms())
+                shown.append(unread)
+                continue
+            if wait is not None:
+                name = f"{ACCOUNT}{key[0]}"
+                shown.append(
+                    ProviderWait(name, str(key[1]), wait.deadline_ms, wait.reason, wait.set_ms)
+                )
+        return shown
+
     def listing(self, agent: str | None = None) -> tuple[ProviderWait, ...]:
         """The waits in force, of one agent or of all, by agent and model; first, as waits on `*`,
-        what holds every model because it cannot be read."""
+        what holds every model because it cannot be read; last, under `account:FINGERPRINT`, those
+        of credentials."""
+        if agent is not None and agent.startswith(ACCOUNT):
+            return tuple(self._listed_accounts(agent.removeprefix(ACCOUNT)))
         found: dict[tuple[str, str], Wait] = {}
         try:
             for key, row in self._store.scan("waits", () if agent is None else (agent,)):
@@ -215,6 +262,7 @@ class WaitBook:
                 ProviderWait(*key, wait.deadline_ms, wait.reason, wait.set_ms)
                 for key, wait in sorted(found.items())
             ),
+            *(self._listed_accounts(None) if agent is None else ()),
         )
 
     def _list(self, found: dict[tuple[str, str], Wait], key: tuple[Any, ...]) -> None:
@@ -250,6 +298,11 @@ class WaitBook:
             return None
         over = record.deadline_ms is not None and record.deadline_ms <= self._clock.now_ms()
         return None if over else record
+
+
+def _unread_account(account: str, model: str, error: StorageError, now_ms: int) -> ProviderWait:
+    reason = f"the account's wait cannot be read: {error}"[:REASON_CHARS_MAX]
+    return ProviderWait(f"{ACCOUNT}{account}", model, None, reason, now_ms)
 
 
 def _shown(stand_in: StandIn) -> Wait:

@@ -41,6 +41,7 @@ from abeyance.storage.tables.fields import INSTANT_MS_MAX, REASON_CHARS_MAX
 from abeyance.storage.tables.waits import LogLine, Override, Wait, WaitReleased
 
 from . import events
+from .accounts import Accounts
 from .errors import NotStoredError
 from .ingress import clean_text
 from .protocol import (
@@ -58,7 +59,17 @@ from .protocol import (
 from .quota_hold import read_quota_hold
 from .redelivery import Redelivered
 from .unreadable import EVERY, OverrideKey
-from .wait_book import RECHECK_MS, ActRecord, ProviderWait, WaitAct, WaitBook, apply, outlasts
+from .wait_book import (
+    ACCOUNT,
+    ACCOUNT_TABLE,
+    RECHECK_MS,
+    ActRecord,
+    ProviderWait,
+    WaitAct,
+    WaitBook,
+    apply,
+    outlasts,
+)
 
 REQUESTER_CHARS_MAX: Final = 300
 
@@ -148,12 +159,20 @@ class Ledger(TrioActor):
     max_deliveries: ClassVar[int] = 5
     kept: LedgerKept
 
-    def __init__(self, book: WaitBook, store: Store, journal: Any, clock: Clock) -> None:
+    def __init__(
+        self,
+        book: WaitBook,
+        store: Store,
+        journal: Any,
+        clock: Clock,
+        accounts: Accounts | None = None,
+    ) -> None:
         super().__init__()
         self._book = book
         self._store = store
         self._journal = journal
         self._clock = clock
+        self._accounts = accounts
         self._offer: tuple[WaitAct, ...] = ()
         self._timer: Timer | None = None
         self._ids = itertools.count()
@@ -206,11 +225,10 @@ class Ledger(TrioActor):
         if deadline_ms is not None and deadline_ms > INSTANT_MS_MAX:
             deadline_ms = None
         over = deadline_ms is not None and deadline_ms <= now
-        found = self._book.binding(key)
+        found = self._book.binding(key) if stated.own else None
         binding = found if isinstance(found, Wait) else None
-        if over or (binding is not None and not outlasts(deadline_ms, binding.deadline_ms)):
-            self._offer_pending()
-            return WaitReceipt(False, _listed(key, binding), self._reach(key, binding))
+        acts: list[WaitAct] = []
+        receipt = WaitReceipt(False, _listed(key, binding), self._reach(key, binding))
         wait = Wait(
             deadline_ms=deadline_ms,
             reason=clean_text(stated.reason, REASON_CHARS_MAX),
@@ -220,11 +238,29 @@ class Ledger(TrioActor):
             hold=None if binding is None else binding.hold or binding.act,
             since_ms=None if binding is None else _since(binding),
         )
-        receipt = WaitReceipt(True, _listed(key, wait), "pending")
-        answer = self._act(stated, [WaitAct(key, wait)], receipt)
-        if self._book.episodes.watcher is not None:
+        if stated.own and not over and _replaces(deadline_ms, binding):
+            acts.append(WaitAct(key, wait))
+            receipt = WaitReceipt(True, _listed(key, wait), "pending")
+        if stated.account is not None and not over:
+            acts += self._account_act(stated, deadline_ms, now)
+        answer = self._act(stated, acts, receipt)
+        if receipt.changed and self._book.episodes.watcher is not None:
             self._book.episodes.watcher.bound(key, wait)
         return answer
+
+    def _account_act(self, stated: RecordWait, deadline_ms: int | None, now: int) -> list[WaitAct]:
+        """The same statement as it binds the credential, unless what binds it lasts as long."""
+        key = (str(stated.account), stated.account_model)
+        try:
+            record = self._book.account_record(key)
+        except StorageError:
+            record = None
+        live = isinstance(record, Wait) and (record.deadline_ms is None or record.deadline_ms > now)
+        if live and isinstance(record, Wait) and not outlasts(deadline_ms, record.deadline_ms):
+            return []
+        reason = clean_text(stated.reason, REASON_CHARS_MAX)
+        wait = Wait(deadline_ms=deadline_ms, reason=reason, set_ms=now, act=self._act_id(now))
+        return [WaitAct(key, wait, ACCOUNT_TABLE)]
 
     def _reach(self, key: tuple[str, str], binding: Wait | None) -> Reach:
         if binding is None:
@@ -233,8 +269,10 @@ class Ledger(TrioActor):
 
     def _release(self, release: ReleaseWaits) -> Any:
         agent_name = release.agent
-        model = None if release.model == EVERY else release.model
         now, by = self._clock.now_ms(), clean_text(release.by, REQUESTER_CHARS_MAX)
+        if agent_name.startswith(ACCOUNT):
+            return self._release_account(release, now, by)
+        model = None if release.model == EVERY else release.model
         acts = [
             WaitAct((wait.agent, wait.model), WaitReleased(by=by, at_ms=now, act=self._act_id(now)))
             for wait in self._book.listing(agent_name)
@@ -248,6 +286,25 @@ class Ledger(TrioActor):
         )
         answer = self._act(release, acts, receipt)
         self._tell_agent(agent_name, model)
+        return answer
+
+    def _release_account(self, release: ReleaseWaits, now: int, by: str) -> Any:
+        account = release.agent.removeprefix(ACCOUNT)
+        acts = [
+            WaitAct(
+                (account, wait.model),
+                WaitReleased(by=by, at_ms=now, act=self._act_id(now)),
+                ACCOUNT_TABLE,
+            )
+            for wait in self._book.listing(release.agent)
+            if release.model in (None, EVERY, wait.model)
+        ]
+        receipt = ReleaseReceipt(
+            tuple(ReleasedWait(release.agent, act.key[1], "pending") for act in acts)
+        )
+        answer = self._act(release, acts, receipt)
+        if self._accounts is not None:
+            self._accounts.lifted(account)
         return answer
 
     def _unrecorded(self, agent: str, model: str | None) -> list[tuple[OverrideKey, str]]:
@@ -390,6 +447,8 @@ class Ledger(TrioActor):
 
     def _announce(self, act: WaitAct) -> None:
         (agent, model, *_), record = act.key, act.record
+        if act.table == ACCOUNT_TABLE:
+            agent = ACCOUNT + agent
         if isinstance(record, Wait):
             self.emit(
                 events.WaitRecorded,
@@ -422,6 +481,10 @@ class Ledger(TrioActor):
         self._landed(())
 
 
+def _replaces(deadline_ms: int | None, binding: Wait | None) -> bool:
+    return binding is None or outlasts(deadline_ms, binding.deadline_ms)
+
+
 def _since(wait: Wait) -> int:
     return wait.set_ms if wait.since_ms is None else wait.since_ms
 
@@ -436,6 +499,8 @@ def _reach_of(act: WaitAct) -> Reach:
 
 def _line(act: WaitAct) -> LogLine:
     agent, model, *_ = act.key
+    if act.table == ACCOUNT_TABLE:
+        agent = ACCOUNT + agent
     record = act.record
     if isinstance(record, Wait):
         ends = "released" if record.deadline_ms is None else str(record.deadline_ms)

@@ -28,6 +28,7 @@ import trio
 from ..core.clock import Clock, SystemClock
 from ..core.errors import AbeyanceError
 from .anthropic_wire import ReplyAssembly, UnreadableReplyError, read_json, request_body
+from .credentials import fingerprint
 from .failures import refusal
 from .grammar import printable
 from .port import (
@@ -128,6 +129,10 @@ class AnthropicProvider:
                 follow_redirects=False,
             ),
         )
+
+    def credential(self, salt: str) -> str | None:
+        """A fingerprint of the API key; None where a function returns it, since it may change."""
+        return None if self._key is not None else fingerprint(str(self._client.api_key), salt)
 
     async def call(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
         """Make one streamed call under the permit in the context. See `Provider.call`.

@@ -89,7 +89,12 @@ OnDelta: TypeAlias = Callable[[ReplyDelta], None]
 
 
 class Provider(Protocol):
-    """An adapter. One instance serves many agents of one credential."""
+    """An adapter. One instance serves many agents of one credential.
+
+    It may have a method `credential(salt: str) -> str | None`, which tells that credential from
+    others by a fingerprint (`abeyance.actors.providers.credentials`), never by the key; a host that
+    opens its runtime with `account_waits=True` then has one agent's limit hold the others.
+    """
 
     carries_injections: bool
     """Whether messages accepted mid-turn may join the next round's request. Mandatory."""

@@ -23,6 +23,7 @@ from abeyance.storage.tables.blocks import Block, TextBlock, ThinkingBlock, Tool
 
 from ..core.clock import Clock, SystemClock
 from ..core.errors import AbeyanceError
+from ..providers.credentials import fingerprint
 from ..providers.failures import refusal
 from ..providers.port import (
     ModelReply,
@@ -247,11 +248,18 @@ class ScriptedProvider:
         script: Steps, one a call in the order calls arrive; or a function of the request.
         carries_injections: The mandatory declaration of every provider.
         clock: Where stated waits are counted from.
+        key: The credential it pretends to call with; providers of one key share an account.
     """
 
     def __init__(
-        self, script: Script, *, carries_injections: bool = True, clock: Clock | None = None
+        self,
+        script: Script,
+        *,
+        carries_injections: bool = True,
+        clock: Clock | None = None,
+        key: str | None = None,
     ) -> None:
+        self._key = key
         self.carries_injections = carries_injections
         self.closed = False
         self.requests: list[ModelRequest] = []
@@ -261,6 +269,10 @@ class ScriptedProvider:
         self._clock = clock or SystemClock()
         self._steps = None if callable(script) else list(script)
         self._choose = script if callable(script) else self._next
+
+    def credential(self, salt: str) -> str | None:
+        """The fingerprint of the `key` it was made with; None without one."""
+        return None if self._key is None else fingerprint(self._key, salt)
 
     @classmethod
     def echo(cls, tool: str | None = None, rounds: int = 1) -> Self:

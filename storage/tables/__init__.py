@@ -41,6 +41,7 @@ TABLES: Final[dict[str, Table]] = {
         Table("turns", (str, int), (Turn,)),
         Table("tool_calls", (str, int, int, int), (ToolCall,)),
         Table("waits", (str, str), (Wait, WaitReleased)),
+        Table("account_waits", (str, str), (Wait, WaitReleased)),
         Table("overrides", (str, str, str), (Override,)),
         Table("reminders", (str, str), (Reminder,)),
         Table("deliveries", (str, str), (Delivery,)),

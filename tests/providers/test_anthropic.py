@@ -481,3 +481,15 @@ def test_the_wire_log_never_holds_a_key():
         await over(lambda _: Answer(text="ok"), use, api_key="sk-secret")
 
     trio.run(main)
+
+
+async def test_a_key_is_told_from_others_by_a_salted_fingerprint_and_a_function_by_none() -> None:
+    marks = []
+    for key in ("sk-one", "sk-one", "sk-two", lambda: "sk-one"):
+        provider = AnthropicProvider(api_key=key, base_url="http://127.0.0.1:1")
+        marks.append([provider.credential("store a"), provider.credential("store b")])
+        await provider.aclose()
+    assert marks[0] == marks[1] != marks[2]
+    assert marks[0][0] != marks[0][1]
+    assert marks[3] == [None, None]
+    assert "sk-one" not in str(marks)

@@ -114,6 +114,7 @@ RECORDS = {
         id="c", name="look", state="done", result=(TextBlock(text="r"),), started_ms=1, ended_ms=2
     ),
     "waits": WaitReleased(by="ops", at_ms=3, act="x"),
+    "account_waits": WaitReleased(by="ops", at_ms=3, act="x"),
     "overrides": Override(fingerprint="f", by="ops", at_ms=3, act="x"),
     "alerts": Alert(kind="k", agent="a", model="m", text="t", episode="e", at_ms=1),
     "alerted": Alerted(episode="e"),

@@ -1,0 +1,371 @@
+"""Account-wide walls: whom one agent's limit holds, and how they start again when it ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from abeyance.actors.domain.accounts import Accounts
+from abeyance.actors.domain.protocol import Admit, RecordWait, ReleasedWait, Settle
+from abeyance.actors.domain.wait_book import ACCOUNT, WaitBook
+from abeyance.actors.providers.credentials import fingerprint
+from abeyance.actors.providers.port import Permit
+from abeyance.actors.testing import Gate, WallClock, fail, reply
+from abeyance.storage import codec
+from abeyance.storage.errors import StoreIOError
+from abeyance.storage.store import Key, Put, Request, Row
+from abeyance.storage.tables.waits import Wait, WaitReleased
+
+from .books import SECOND, open_books
+from .desk import DeskStore, rows
+from .world import World, shown, until
+
+NAMES = ("ana", "bo", "cy", "di")
+
+
+async def add(world: World, name: str, *steps: Any, key: str | None = "k", **spec: Any) -> Any:
+    return await world.add(world.provider(steps, name, key=key), name, **spec)
+
+
+def calls(world: World) -> list[int]:
+    return [len(provider.requests) for provider in world.providers]
+
+
+# -- a runtime -----------------------------------------------------------------------------------
+
+
+@pytest.mark.behaviour("R-35")
+@pytest.mark.parametrize("on", [True, False], ids=["switched on", "by default"])
+async def test_a_wall_of_one_agent_holds_the_others_of_its_key_where_the_host_wants_that(
+    world: World, virtual_time: MockClock, on: bool
+) -> None:
+    async with world.open(account_waits=on) as runtime:
+        ana = await add(world, "ana", fail(429, retry_after=600), reply("ana"))
+        bo = await add(world, "bo", reply("bo"))
+        other = await add(world, "other", reply("other"), key="another")
+        none = await add(world, "none", reply("none"), key=None)
+        await ana.send("go")
+        await ana.wait_idle()
+        for agent in (bo, other, none):
+            await agent.send("go")
+            await agent.wait_idle()
+        assert world.state("bo").state == ("held" if on else "idle")
+        assert (await shown(other))[-1] == "assistant: other"
+        assert (await shown(none))[-1] == "assistant: none"
+        listed = [(wait.agent.partition(":")[0], wait.model) for wait in runtime.provider_waits()]
+        assert listed == [("ana", "m"), *([("account", "m")] if on else [])]
+        if on:
+            held = world.state("bo").held
+            assert held.cause == "account"
+            assert held.deadline_ms == world.state("ana").held.deadline_ms
+            assert ACCOUNT in held.reason
+    # The rows outlast the process; whoever asks first after it is held all the same.
+    async with world.open(account_waits=on):
+        bo = await add(world, "bo", reply("bo"))
+        await bo.send("more")
+        await bo.wait_idle()
+        assert world.state("bo").state == ("held" if on else "idle")
+        await trio.sleep(700)
+        await bo.wait_idle()
+        assert (await shown(bo))[-1] == "assistant: bo"
+
+
+@pytest.mark.behaviour("R-35")
+async def test_held_turns_start_one_by_one_when_the_wall_ends(
+    world: World, virtual_time: MockClock
+) -> None:
+    gates = {name: Gate(then=reply(name)) for name in NAMES[1:]}
+    async with world.open(account_waits=True):
+        ana = await add(world, "ana", fail(429, retry_after=600), reply("ana"))
+        await ana.send("go")
+        await ana.wait_idle()
+        others = {}
+        for name, gate in gates.items():
+            others[name] = await add(world, name, gate)
+            await others[name].send("go")
+            await others[name].wait_idle()
+        assert calls(world) == [1, 0, 0, 0]
+        await trio.sleep(599)
+        assert calls(world) == [1, 0, 0, 0]
+        # The first that was turned away goes first; ana comes when her own wait ends, and is last.
+        await gates["bo"].wait_entered()
+        await trio.sleep(300)
+        assert calls(world) == [1, 1, 0, 0]
+        gates["bo"].release()
+        await gates["cy"].wait_entered()
+        await trio.sleep(300)
+        assert calls(world) == [1, 1, 1, 0]
+        gates["cy"].release()
+        await gates["di"].wait_entered()
+        assert calls(world) == [1, 1, 1, 1]
+        gates["di"].release()
+        await until(lambda: calls(world) == [2, 1, 1, 1])
+        for agent in (ana, *others.values()):
+            await agent.wait_idle()
+            assert (await shown(agent))[-1].startswith("assistant:")
+
+
+@pytest.mark.parametrize("outcome", ["a fault", "another wall"])
+async def test_a_first_call_that_fails_lets_the_next_try_unless_it_states_another_wall(
+    world: World, virtual_time: MockClock, outcome: str
+) -> None:
+    bad = fail(400) if outcome == "a fault" else fail(429, retry_after=600)
+    async with world.open(account_waits=True):
+        ana = await add(world, "ana", fail(429, retry_after=600))
+        await ana.send("go")
+        await ana.wait_idle()
+        bo, cy = await add(world, "bo", bad, reply("bo")), await add(world, "cy", reply("cy"))
+        for agent in (bo, cy):
+            await agent.send("go")
+            await agent.wait_idle()
+        await trio.sleep(100)
+        world.providers[0]._steps = [reply("ana")]
+        await trio.sleep(502)
+        await until(lambda: calls(world)[1] == 1)
+        await trio.sleep(100)
+        assert calls(world)[2] == (1 if outcome == "a fault" else 0)
+
+
+@pytest.mark.behaviour("R-35")
+async def test_a_window_of_one_model_holds_that_model_and_one_of_the_account_every_model() -> None:
+    store = DeskStore()
+    async with open_books(store) as books:
+        accounts = Accounts(books.book, books.clock)
+        far = books.clock.now_ms() + 7 * 86_400 * SECOND
+        ask = books.ledger.ask
+        await ask(RecordWait("ana", "big", far, "seven days", "k", "big"))
+        assert accounts.check("k", "bo", "big", None) is not None
+        assert accounts.check("k", "bo", "small", None) is None
+        assert accounts.check("other", "bo", "big", None) is None
+        await ask(RecordWait("ana", "big", far, "everything", "k", "*"))
+        assert accounts.check("k", "cy", "small", None) is not None
+        assert set(rows(store, "account_waits")) == {("k", "big"), ("k", "*")}
+        assert set(rows(store, "waits")) == {("ana", "big")}
+
+
+@pytest.mark.behaviour("R-35")
+async def test_a_wall_that_its_provider_states_of_the_account_holds_every_model(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open(account_waits=True):
+        await add(world, "ana")
+        gate = world.ref("gate")
+        states = (world.clock.now_ms() + 60_000, "slow down")
+        for scope, model, key in (
+            ("account", "m1", "*"),
+            ("model", "m2", "m2"),
+            (None, "m3", "m3"),
+        ):
+            permit = Permit(1, "ana", model, "turn")
+            await gate.ask(Settle(permit, "failed", states, (), scope))
+            name = fingerprint("k", world.runtime._store_id)
+            assert world.runtime._store.get("account_waits", (name, key)) is not None
+
+
+# -- statements and releases ---------------------------------------------------------------------
+
+
+async def test_a_release_of_an_account_ends_its_walls_and_calls_who_is_first(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open(account_waits=True) as runtime:
+        ana = await add(world, "ana", fail(429, retry_after=6_000))
+        await ana.send("go")
+        await ana.wait_idle()
+        bo = await add(world, "bo", reply("bo"))
+        await bo.send("go")
+        await bo.wait_idle()
+        # To release the agent's own is not to release the account's.
+        await runtime.release_provider_wait("ana", requester="ops")
+        await trio.sleep(100)
+        assert calls(world) == [1, 0]
+        (wall,) = runtime.provider_waits()
+        receipt = await runtime.release_provider_wait(wall.agent, wall.model, requester="ops")
+        assert receipt.released == (ReleasedWait(wall.agent, "m", "recorded"),)
+        assert wall.agent == ACCOUNT + fingerprint("k", runtime._store_id)
+        await bo.wait_idle()
+        assert (await shown(bo))[-1] == "assistant: bo"
+        assert runtime.provider_waits() == ()
+    assert b"k" not in wall.agent.encode()[len(ACCOUNT) :]
+
+
+async def test_an_ephemeral_call_is_held_by_an_account_and_records_its_wall_alone(
+    world: World, virtual_time: MockClock
+) -> None:
+
+    async with world.open(account_waits=True):
+        await add(world, "ana")
+        gate = world.ref("gate")
+        permit = await gate.ask(Admit("m", "ephemeral"))
+        states = (world.clock.now_ms() + 60_000, "slow down")
+        await gate.ask(Settle(permit, "failed", states))
+        assert world.rows("waits") == []
+        assert len(world.rows("account_waits")) == 1
+        assert (await gate.ask(Admit("m", "ephemeral"))).cause == "account"
+
+
+def test_a_fingerprint_tells_keys_and_stores_apart_and_holds_no_key() -> None:
+    marks = {fingerprint(key, salt) for key in ("sk-1", "sk-2") for salt in ("a", "b")}
+    assert len(marks) == 4
+    assert all(len(mark) == 32 and "sk-" not in mark for mark in marks)
+    assert fingerprint("sk-1", "a") == fingerprint("sk-1", "a")
+
+
+# -- the line ------------------------------------------------------------------------------------
+
+
+class Lines:
+    """An account whose wall has ended, and who stands before it."""
+
+    def __init__(self) -> None:
+        self.clock = WallClock()
+        self.store = DeskStore()
+        self.wall(1)
+        self.accounts = Accounts(WaitBook(self.store, self.clock), self.clock)
+
+    def wall(self, after_s: float | None) -> None:
+        end = None if after_s is None else self.clock.now_ms() + int(after_s * SECOND)
+        wait = Wait(deadline_ms=end, reason="w", set_ms=1, act="a")
+        self.store.commit(Request(puts=(Put("account_waits", ("k", "m"), codec.encode(wait)),)))
+
+    def held(self, agent: str) -> bool:
+        return self.accounts.check("k", agent, "m", None) is not None
+
+    def take(self, agent: str, permit: int = 1) -> None:
+        assert not self.held(agent)
+        self.accounts.taken("k", agent, permit)
+
+    def over(self, agent: str, permit: int = 1, *, succeeded: bool = True) -> None:
+        self.accounts.settled("k", agent, permit, succeeded=succeeded)
+
+
+def test_those_who_were_turned_away_go_in_the_order_they_came() -> None:
+    it = Lines()
+    assert [it.held(name) for name in "abc"] == [True] * 3
+    it.clock.advance(SECOND)
+    assert it.held("b")
+    assert it.held("c")
+    it.take("a")
+    assert [it.held(name) for name in "bcd"] == [True] * 3
+    it.over("a")
+    assert [it.held(name) for name in "cd"] == [True] * 2
+    it.take("b")
+    it.take("a", 2)
+    it.over("b")
+    it.take("c")
+    it.over("c")
+    it.take("d")
+    it.over("d")
+    assert [it.held(name) for name in "ef"] == [False] * 2, "the line is through"
+
+
+def test_whoever_does_not_come_loses_its_place_after_30_seconds() -> None:
+    it = Lines()
+    assert it.held("a")
+    assert it.held("b")
+    it.clock.advance(SECOND)
+    assert it.held("b")
+    it.clock.advance(29_999)
+    assert it.held("b")
+    it.clock.advance(1)
+    it.take("b")
+    it.over("b")
+    it.take("a")
+
+
+def test_a_call_that_fails_lets_the_next_one_try_and_stands_behind_it() -> None:
+    it = Lines()
+    assert it.held("a")
+    assert it.held("b")
+    it.clock.advance(SECOND)
+    it.take("a")
+    it.over("a", succeeded=False)
+    assert it.held("a")
+    it.take("b")
+    it.over("b")
+    it.take("a")
+
+
+def test_a_new_wall_holds_those_too_whose_turn_had_come() -> None:
+    it = Lines()
+    assert it.held("a")
+    it.clock.advance(SECOND)
+    it.take("a")
+    it.over("a")
+    assert not it.held("a")
+    it.wall(60)
+    assert it.held("a")
+    assert it.held("b")
+    it.clock.advance(60 * SECOND)
+    assert it.held("b")
+    it.take("a")
+    assert it.held("b")
+
+
+def test_after_a_restart_the_first_success_ends_the_caution() -> None:
+    it = Lines()
+    it.clock.advance(SECOND)
+    it.take("a")
+    assert it.held("b")
+    it.over("a")
+    it.take("b")
+    it.over("b")
+    assert not it.held("c")
+    assert not it.held("d")
+
+
+def test_an_account_that_never_had_a_wall_is_free() -> None:
+    it = Lines()
+    for name in "abc":
+        assert it.accounts.check("other", name, "m", None) is None
+        it.accounts.taken("other", name, 1)
+        it.accounts.settled("other", name, 1, succeeded=False)
+
+
+def test_a_wall_without_end_and_a_released_one() -> None:
+    it = Lines()
+    it.wall(None)
+    it.clock.advance(10**9)
+    assert it.held("a")
+    assert it.held("b")
+    released = WaitReleased(by="ops", at_ms=1, act="r")
+    it.store.commit(Request(puts=(Put("account_waits", ("k", "m"), codec.encode(released)),)))
+    it.take("a")
+    assert it.held("b")
+
+
+def test_a_wall_that_cannot_be_read_holds() -> None:
+    class Broken(DeskStore):
+        def get(self, table: str, key: Key) -> Row | None:
+            if table == "account_waits":
+                raise StoreIOError("gone; nothing was read", path="memory", errno=5)
+            return super().get(table, key)
+
+    clock = WallClock()
+    accounts = Accounts(WaitBook(Broken(), clock), clock)
+    wall = accounts.check("k", "a", "m", None)
+    assert wall is not None
+    assert (wall.deadline_ms, "cannot be read" in wall.reason) == (None, True)
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.got: list[Any] = []
+
+    def tell_internal(self, message: Any) -> None:
+        self.got.append(message)
+
+
+def test_who_is_next_is_called() -> None:
+    it = Lines()
+    a, b = Heard(), Heard()
+    for name, ref in (("a", a), ("b", b)):
+        assert it.accounts.check("k", name, "m", ref) is not None
+    it.clock.advance(SECOND)
+    it.take("a")
+    assert not b.got
+    it.over("a")
+    assert len(b.got) == 1
