@@ -85,7 +85,7 @@ class HostedRuntime:
         self._lock = threading.Lock()
         self._opened: TrioFuture[Runtime] = TrioFuture()
         self._ended: TrioFuture[None] | None = None
-        self._stop: trio.Event | None = None
+        self._stop = trio.Event()
 
     def __enter__(self) -> Self:
         self.open()
@@ -122,13 +122,16 @@ class HostedRuntime:
         with self._lock:
             if self._host is not None:
                 raise RuntimeError("this runtime is open; nothing was done; close it first")
-            self._host, self._opened, self._stop = host, TrioFuture(), None
+            self._host, self._opened, self._stop = host, TrioFuture(), trio.Event()
         try:
             host.open()
             self._ended = host.run_nowait(self._live, host)
             self._runtime = self._opened.get()
         except BaseException:
             self._host = None
+            # Interrupted while it opened, or as it had: the system waits for it to end.
+            with suppress(trio.RunFinishedError, AttributeError):
+                host.system.token.run_sync_soon(self._stop.set)
             host.close()
             raise
 
@@ -146,17 +149,12 @@ class HostedRuntime:
             return
         try:
             with suppress(trio.RunFinishedError):  # It ended by itself; `_ended` says how.
-                host.system.token.run_sync_soon(self._signal)
+                host.system.token.run_sync_soon(self._stop.set)
             self._ended.get()
         finally:
             host.close()
 
-    def _signal(self) -> None:
-        if self._stop is not None:
-            self._stop.set()
-
     async def _live(self, host: HostedSystem) -> None:
-        self._stop = trio.Event()
         try:
             async with open_runtime(
                 self._directory,

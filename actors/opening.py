@@ -55,8 +55,9 @@ async def open_runtime(
 ) -> AsyncIterator[Runtime]:
     """Open a runtime on a state directory; it is created, mode 0700, where it is not there.
 
-    A checkpoint. Leaving the block ends live turns (their wakes are given back), flushes and
-    closes the store; cancelled, it does the same within 30 s.
+    A checkpoint. Cancelled before it has opened: what had come up goes down again, and the store
+    is closed. Leaving the block ends live turns (their wakes are given back), flushes and closes
+    the store; cancelled, it does the same within 30 s.
 
     Args:
         directory: The state directory. One runtime a process; other processes may share it.
@@ -151,7 +152,10 @@ async def _open(runtime: Runtime, *, control: bool, enter: bool) -> AsyncIterato
     failure: BaseException | None = None
     ended = trio.Event()
     async with trio.open_nursery() as nursery:
-        bodies = await nursery.start(_hold_open, runtime._system if enter else None, ended)
+        # Shielded, and it waits for nothing: a start that is cancelled keeps its task and waits for
+        # it, and this one ends by `ended` alone.
+        with trio.CancelScope(shield=True):
+            bodies = await nursery.start(_hold_open, runtime._system if enter else None, ended)
         try:
             await runtime._start(bodies)
             if control:

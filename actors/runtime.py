@@ -153,10 +153,10 @@ class Runtime:
                 on_exhausted="escalate",
             )
         )
+        self._root = root  # At once: a start that is cancelled below is to be stopped, too.
         slots = await system.start_supervisor(
             SupervisorSpec(id="slots", children=(), on_exhausted="park"), parent=root
         )
-        self._root = root
         # A group of its own, that parks: whatever becomes of alerts, waits and turns go on.
         alerting = await system.start_supervisor(
             SupervisorSpec(

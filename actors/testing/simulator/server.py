@@ -99,10 +99,14 @@ class ProviderSimulator:
         self._wire_log = WireLog(self._clock, self._log_path)
         self._stack.callback(self._wire_log.close)
         nursery = await self._stack.enter_async_context(trio.open_nursery())
-        serve = partial(trio.serve_tcp, self._connected, self._port, host="127.0.0.1")
-        listeners = await nursery.start(serve)
-        self._port = listeners[0].socket.getsockname()[1]
         self._stack.callback(nursery.cancel_scope.cancel)
+        serve = partial(trio.serve_tcp, self._connected, self._port, host="127.0.0.1")
+        try:
+            listeners = await nursery.start(serve)
+        except BaseException:  # Cancelled, or the port is taken: nobody else leaves the nursery.
+            await self._stack.aclose()
+            raise
+        self._port = listeners[0].socket.getsockname()[1]
         return self
 
     async def __aexit__(self, *exc: object) -> None:
