@@ -172,6 +172,8 @@ class LmdbStore:
             answers.append(result)
             told.release()
 
+        # Whoever submitted what is out may be gone: an actor that was killed over a slow disk.
+        self._check_writable().wait_idle()
         self.submit(requests, done)
         while True:
             told.acquire()

@@ -93,6 +93,7 @@ class MemoryStore:
         self._held: list[Callable[[], None]] = []
         self._waiting: Callable[[], None] | None = None
         self._out = False
+        self._idle = threading.Event()
         self._closed = False
         self._record_process()
 
@@ -111,6 +112,7 @@ class MemoryStore:
             raise StoreBusyError("a batch is out; nothing was taken; wait for its outcomes")
         ready = prepare(batch, self._limits).requests
         self._out = True
+        self._idle.clear()
 
         def run() -> None:
             if self.done_in_thread:
@@ -144,6 +146,9 @@ class MemoryStore:
                 outcomes.extend(result)
                 answered.set()
 
+        if self._out:
+            self.service()
+            self._idle.wait()
         self.submit(requests, done)
         if service.is_set():
             self.service()
@@ -247,6 +252,7 @@ class MemoryStore:
 
         def answer() -> None:
             self._out = False
+            self._idle.set()
             done(outcomes)
 
         if self.hold:

@@ -199,7 +199,10 @@ class Store(Protocol):
         """Do what a batch waits for, on the reading thread. Blocks that thread for its length."""
 
     def commit(self, *requests: Request) -> list[Outcome]:
-        """Submit and wait, servicing as needed. For tools and tests without an event loop."""
+        """Submit and wait, servicing as needed. Blocks until a batch that is out has its outcomes.
+
+        For where no event loop is, or none goes on.
+        """
 
     def get(self, table: str, key: Key) -> Row | None:
         """Read one row, copied out.

@@ -143,15 +143,19 @@ class Writer:
         else:
             self._abandon()
 
-    def close(self) -> None:
-        """Wait for the batch that is out, servicing it, and end the thread. Idempotent."""
+    def wait_idle(self) -> None:
+        """Block until no batch is out, servicing the one that is."""
         while True:
             with self._state:
                 while self._job is not None and self._wanted is None:
                     self._state.wait()
                 if self._job is None:
-                    break
+                    return
             self.service()
+
+    def close(self) -> None:
+        """Wait for the batch that is out, servicing it, and end the thread. Idempotent."""
+        self.wait_idle()
         self._jobs.put(None)
         self._thread.join()
 

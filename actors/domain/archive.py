@@ -95,13 +95,14 @@ class Archive(TrioActor):
         size = min(HAND_OVER_MAX, len(kept.queue))
         kept.out = [kept.queue.popleft() for _ in range(size)]
         self._archive.handed_over.update(id(item.message) for item in kept.out)
-        requests = Requests(item.request for item in kept.out)
+        requests = self._archive.out = Requests(item.request for item in kept.out)
         self.ask(self._journal, requests, tag="kept", fact=True)
 
     def on_answer(self, answer: Answer) -> None:
         kept = self.kept
         items, kept.out = kept.out or [], None
         self._archive.handed_over.clear()
+        requests, self._archive.out = self._archive.out, None
         outcomes: tuple[Outcome, ...] = answer.value or ()
         again: list[_Item] = []
         for place, item in enumerate(items):
@@ -110,6 +111,10 @@ class Archive(TrioActor):
                 self._stored(item, outcome)
             elif isinstance(outcome, NotStored) and may_land_later(not_stored(outcome)):
                 again.append(item)
+            elif outcome is None and requests is not None and not requests.taken:
+                # The journal has ended, or takes no more: nothing of it is stored.
+                self._archive.leave(item.request)
+                self._over(item)
             else:
                 self._archive.lost += 1
                 _logger.error("an entry is in memory only: %s", answer.error or outcome)

@@ -39,6 +39,7 @@ from abeyance.storage.tables.fields import REASON_CHARS_MAX
 
 from .errors import InvalidInputError
 from .ingress import clean_text
+from .protocol import Requests
 
 NAME: Final = "archive"
 HAND_OVER_MAX: Final = 64
@@ -170,6 +171,8 @@ class ArchiveBook:
         self._lock = Lock()
         self.handed_over: set[int] = set()
         """Identities of messages that are with the journal, which outlives the archive's actor."""
+        self.out: Requests | None = None
+        """What stores those."""
         self.lost = 0
         """Entries that are in memory only: the store refused them for good, or may have them."""
 
@@ -212,6 +215,9 @@ class ArchiveBook:
         """Stop taking entries, and write what was left. On the reading thread, without a loop."""
         self._system.dead_letters.remove_sink(self.keep_dead_letter)
         self._system.quarantine.remove_sink(self.keep_quarantined)
+        out, self.out = self.out, None
+        if out is not None and not out.taken:  # The journal was killed with it in its queue.
+            self._left.extendleft(reversed(out))
         while self._left:
             batch = [self._left.popleft() for _ in range(min(CLOSE_BATCH, len(self._left)))]
             try:

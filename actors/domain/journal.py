@@ -206,6 +206,9 @@ class Journal(TrioActor):
             kept.outcomes = [NotStored(error)] * size
             kept.answered.set()
         else:
+            for entry in batch:
+                if isinstance(entry.message, Requests):
+                    entry.message.taken = True
             kept.batches += 1
             kept.requests += size
             kept.figures.requests += size

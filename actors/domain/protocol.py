@@ -22,7 +22,8 @@ class Requests(tuple[Request, ...]):
     A sender that plans many at a time hands them over together: one message for all of them.
     """
 
-    __slots__ = ()
+    taken = False
+    """Whether the store took them. Until then none of them is stored, nor will be by itself."""
 
 
 # -- to and from the ledger ------------------------------------------------------------------

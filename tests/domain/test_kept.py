@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from abeyance.actors.core import (
     ActorDeadError,
@@ -25,7 +25,12 @@ from abeyance.actors.core import (
     TrioActor,
     UnknownEntryError,
 )
-from abeyance.actors.domain.archive_book import message_text, pack_message, traceback_text
+from abeyance.actors.domain.archive_book import (
+    ArchiveBook,
+    message_text,
+    pack_message,
+    traceback_text,
+)
 from abeyance.actors.domain.errors import InvalidInputError, InvalidMessageError
 from abeyance.storage.check import check
 from abeyance.storage.lmdb_store import LmdbStore
@@ -143,6 +148,51 @@ async def test_what_dies_with_the_system_after_the_archive_is_a_row_all_the_same
     async with world.open() as runtime:
         rows = [*runtime.dead_letters(), *runtime.quarantine()]
         assert sorted(row.message for row in rows) == ["'first'", "'second'"]
+
+
+@pytest.mark.parametrize("journal_has", ["nothing else out", "another batch out", "ended"])
+async def test_entry_that_outlasts_archive_and_journal_is_one_row_whatever_the_writer_had(
+    world: World,
+    virtual_time: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+    journal_has: str,
+) -> None:
+    submit, close = LmdbStore.submit, ArchiveBook.close
+    stuck: list[Any] = []
+    is_stuck = False
+
+    def submit_or_hang(store: Any, batch: Any, done: Any) -> None:
+        if is_stuck:
+            stuck.append((store, batch, done))
+        else:
+            submit(store, batch, done)
+
+    def close_when_it_goes_on(book: ArchiveBook) -> None:
+        nonlocal is_stuck
+        if is_stuck:
+            is_stuck = False
+            for each in stuck:
+                submit(*each)
+        close(book)
+
+    monkeypatch.setattr(LmdbStore, "submit", submit_or_hang)
+    monkeypatch.setattr(ArchiveBook, "close", close_when_it_goes_on)
+    async with world.open() as runtime:
+        host = await start(world)
+        await world.runtime._journal.ask(Request())
+        is_stuck = True
+        if journal_has == "another batch out":
+            runtime._journal.ask(Request())
+            await wait_all_tasks_blocked()
+        if journal_has == "ended":
+            runtime._journal._cell.box.close()
+        host.tell({"crash": 1})
+        await host.ask("sync")
+        await wait_all_tasks_blocked()
+        assert len(stuck) == (journal_has != "ended")
+    async with world.open() as runtime:
+        assert [row.message for row in runtime.quarantine()] == ["{'crash': 1}"]
+        assert {row.actor for row in runtime.dead_letters()} <= {"journal"}
 
 
 class Hanging(TrioActor):

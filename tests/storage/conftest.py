@@ -100,7 +100,12 @@ class Opener:
         """Keep the next batch out until what is returned is called."""
         if self.kind == "memory":
             store.hold = True
-            return lambda: store.release()
+
+            def go_on() -> None:
+                store.hold = False
+                store.release()
+
+            return go_on
         lock = FileLock(store.directory / "write.lock")
         assert lock.acquire_nowait()
         return lock.close

@@ -378,6 +378,15 @@ def test_one_batch_is_out_at_a_time(store: Any, opener: Any, rows: Any) -> None:
     assert store.get("wakes", B) is None
 
 
+def test_commit_waits_for_a_batch_that_is_out(store: Any, opener: Any, rows: Any) -> None:
+    go_on = opener.stall(store)
+    store.submit([rows.cas(A, 0)], lambda _: None)
+    threading.Timer(0.05, go_on).start()
+    (outcome,) = store.commit(rows.cas(B, 0))
+    assert isinstance(outcome, Committed)
+    assert store.get("wakes", A) is not None
+
+
 def test_done_may_submit_the_next_batch(store: Any, rows: Any) -> None:
     told = threading.Event()
 
