@@ -167,11 +167,11 @@ def alert_text(raised: RaiseAlert, directory: str) -> str:
             f"resumed; what was sent to it stays. Mend the cause, then resume_agent({agent!r})."
         )
     elif raised.cause == "unreadable":
-        whom = "Every agent" if agent == FRAMEWORK else f"Agent {agent}"
-        what = "every model" if model == EVERY else f"model {model}"
+        whom = "No agent calls" if agent == FRAMEWORK else f"Agent {agent} does not call"
+        what = "any model" if model == EVERY else f"model {model}"
         text = (
-            f"{whom} makes no calls to {what}: {reason}. This does not end by itself, but when the "
-            f"records can be read again; see abeyance check {where}. {_release(raised, where)}"
+            f"{whom} {what}: {reason}. This ends when the records can be read again, and not by "
+            f"the clock; see abeyance check {where}. {_release(raised, where)}"
         )
     else:
         if raised.deadline_ms is None:
@@ -219,6 +219,7 @@ class AlertDesk:
 
     def unreadable(self, agent: str, model: str, reason: str, episode: str) -> None:
         """Whether waits bind this agent and model cannot be known any more."""
+        agent = FRAMEWORK if agent == EVERY else agent
         self.tell(RaiseAlert("provider_wait", agent, model, "unreadable", reason, None, episode))
 
     def quota(self, agent: str, model: str, turn: int, reason: str, at_ms: int) -> None:

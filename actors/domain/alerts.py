@@ -359,15 +359,11 @@ class Alerts(TrioActor):
         found = []
         now_ms = self._clock.now_ms()
         with suppress(StorageError):
-            for key, row in self._store.scan("waits", (agent,)):
-                if isinstance(row, Exception):
-                    if len(key) > 1:
-                        self._book.deferral(agent, str(key[1]))
-                elif row is not None and isinstance(row.record, Wait):
-                    wait = row.record
-                    over = wait.deadline_ms is not None and wait.deadline_ms <= now_ms
-                    if not over and is_long(wait):
-                        found.append(of_wait((agent, str(key[1])), wait))
+            self._book.deferral(agent, None)  # What cannot be read begins its episode.
+            for key, _ in self._store.scan("waits", (agent,)):
+                wait = self._book.binding((agent, str(key[1]))) if len(key) == 2 else None
+                if isinstance(wait, Wait) and is_long(wait):
+                    found.append(of_wait((agent, str(key[1])), wait))
         with suppress(StorageError):
             head = self._store.get("heads", (agent,))
             number = None if head is None else head.record.open_turn

@@ -26,7 +26,7 @@ from abeyance.actors.domain.wait_book import Deferral
 from abeyance.actors.events import AlertRaised
 from abeyance.actors.ops.failures_log import FILE_NAME
 from abeyance.actors.testing import fail, reply
-from abeyance.storage.errors import DiskFullError
+from abeyance.storage.errors import DiskFullError, StoreIOError
 from abeyance.storage.lmdb_store import LmdbStore
 from abeyance.storage.ownership import Ownership
 from abeyance.storage.store import Delete, NotStored, Request
@@ -254,6 +254,66 @@ async def test_unreadable_wait_raises_one_alert_an_episode_and_one_after_a_resta
         damaged.on = True
         await world.ref("gate").ask(Admit("m", "auxiliary"))
         assert len(await settled(world)) == 3
+
+
+@pytest.mark.behaviour("W-049")
+async def test_unreadable_table_raises_one_alert_for_all_agents_also_at_a_start(
+    world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get, scan, broken = LmdbStore.get, LmdbStore.scan, False
+
+    def refuse(table: str) -> None:
+        if broken and table == "waits":
+            raise StoreIOError("input/output error; nothing was read", path="x", errno=5)
+
+    def bad_get(store: LmdbStore, table: str, key: Any) -> Any:
+        refuse(table)
+        return get(store, table, key)
+
+    def bad_scan(store: LmdbStore, table: str, *args: Any, **options: Any) -> Any:
+        refuse(table)
+        return scan(store, table, *args, **options)
+
+    monkeypatch.setattr(LmdbStore, "get", bad_get)
+    monkeypatch.setattr(LmdbStore, "scan", bad_scan)
+    for times in (1, 2):
+        async with world.open():
+            broken = True
+            await world.add([])
+            await world.add([], "bo")
+            raised = await settled(world)
+            await trio.sleep(10 * 31)
+            for name in ("ana", "bo"):
+                refused = await world.ref("gate", name).ask(Admit("m", "auxiliary"))
+                assert isinstance(refused, Deferral)
+            assert await settled(world) == raised
+            assert [(each.agent, each.model) for each in raised] == [("framework", "*")] * times
+            assert "No agent calls any model: " in raised[-1].text
+            assert raised[-1].text.endswith(f"{world.directory} AGENT")
+            broken = False
+
+
+@pytest.mark.parametrize("released", [False, True])
+async def test_wait_that_was_released_while_it_could_not_be_read_raises_no_alert_later(
+    world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch, released: bool
+) -> None:
+    async with world.open() as runtime:
+        await world.add([])
+        await state(world, 24 * HOUR)
+        await settled(world)
+        deletes = tuple(_deletes(world, runtime._store))
+        await runtime._journal.ask(Request(deletes=deletes))
+    damaged = Unreadable(monkeypatch, "ana")
+    async with world.open() as runtime:
+        await world.add([])
+        await settled(world)
+        if released:
+            await runtime.release_provider_wait("ana", requester="ops")
+    damaged.on = False
+    async with world.open():
+        await world.add([])
+        told = [alert for alert in await settled(world) if "stated wait" in alert.text]
+        assert len(told) == (1 if released else 2)
 
 
 async def test_parked_agent_raises_one_alert(world: World, virtual_time: MockClock) -> None:
