@@ -21,7 +21,7 @@ from .core import (
     TrioActor,
     TrioFuture,
 )
-from .domain.alert_book import Alert, AlertNotDeliveredError, AlertSink
+from .domain.alert_book import Alert, AlertNotDeliveredError, AlertSink, Webhook
 from .domain.archive_book import ArchivedMessage
 from .domain.policy import (
     Backoff,
@@ -78,6 +78,7 @@ __all__ = [
     "TranscriptMessage",
     "TrioActor",
     "TrioFuture",
+    "Webhook",
     "__version__",
     "open_runtime",
     "tool_context",

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from typing import Any, Literal, Self, overload
 
 import trio
 from trio.lowlevel import in_trio_run
@@ -22,7 +22,7 @@ from .core.clock import Clock, SystemClock
 from .core.errors import ActorDeadError, WouldDeadlockError
 from .core.events import CAPACITY, Subscription
 from .core.tree import DEPTH, NODES, WIDTH, TreeNode
-from .domain.alert_book import Alert, AlertSink
+from .domain.alert_book import Alert, AlertSink, Webhook
 from .domain.archive_book import ArchivedMessage
 from .domain.asks import ASKS
 from .domain.errors import RuntimeClosedError
@@ -36,9 +36,6 @@ from .opening import StoreFaults, open_runtime
 from .providers.port import ModelReply, ModelRequest
 from .runtime import Runtime
 from .status import RuntimeStatus
-
-if TYPE_CHECKING:
-    from .ops.webhook import Webhook
 
 
 class HostedRuntime:

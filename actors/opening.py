@@ -12,7 +12,7 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import trio
 
@@ -22,15 +22,12 @@ from abeyance.storage.ownership import Ownership
 from .core import ActorSystem, AskTable
 from .core.clock import Clock, SystemClock
 from .core.ports import FaultHooks
-from .domain.alert_book import AlertSink
+from .domain.alert_book import AlertSink, Webhook
 from .domain.asks import ASKS
 from .domain.errors import InvalidSpecError
 from .ops.control import serve_control
 from .ops.failures_log import FailuresLog
 from .runtime import Runtime
-
-if TYPE_CHECKING:
-    from .ops.webhook import Webhook
 
 
 class StoreFaults(FaultHooks, Protocol):

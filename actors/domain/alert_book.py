@@ -12,8 +12,8 @@ Runs in: the loop thread.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
 from abeyance.actors.core import TrioActorRef
@@ -84,6 +84,22 @@ class AlertSink(Protocol):
         Raises:
             AlertNotDeliveredError: With `final=True` it is not asked again.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Webhook:
+    """Where alerts are posted to, as JSON.
+
+    Args:
+        url: `https://` or `http://`, with a host. May hold a user and a password, which are sent as
+            basic authentication. Never printed.
+        headers: Sent with each request, as a token may be. Never printed.
+        timeout_s: For one request, whole; up to 30.
+    """
+
+    url: str = field(repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    timeout_s: float = 10.0
 
 
 class AlertNotDeliveredError(AbeyanceError):

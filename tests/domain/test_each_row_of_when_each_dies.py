@@ -5,8 +5,8 @@ about: the message in flight, the live turn, the lease, the permits, and who wai
 of the turn, with a tool, is recorded; its second call is out, under a permit; somebody waits until
 the agent idles. `test_when_each_dies.py` kills the same actors at random instead.
 
-What becomes of alerts when their actor dies is in `test_alerts.py`; events are no actor. There is no
-ephemeral caller here: of an agent's death it is `wait_idle` that is told.
+What becomes of alerts when their actor dies is in `test_alerts.py`; events are no actor. Nor is
+there an ephemeral caller: of an agent's death it is `wait_idle` that is told.
 """
 
 from __future__ import annotations

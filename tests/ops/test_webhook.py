@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import trio
 
-from abeyance.actors import Alert, AlertNotDeliveredError
+from abeyance.actors import Alert, AlertNotDeliveredError, Webhook
 from abeyance.actors.domain.errors import InvalidSpecError
-from abeyance.actors.ops.webhook import Webhook, WebhookSink
+from abeyance.actors.ops.webhook import WebhookSink
 
 ALERT = Alert(7, "provider_wait", "ana", "m", "held ✓", 5_000, "épi\n1", 1_000)
 SECRETS = ("us3r", "p4ss", "t0ken", "p4th")
@@ -160,6 +160,7 @@ async def test_webhook_tells_nobody_its_url(caplog: pytest.LogCaptureFixture) ->
         lambda: Webhook("https://h", timeout_s=float("nan")),
         lambda: Webhook("https://h", timeout_s=31),
         lambda: Webhook("https://h", headers={"a": "p4th\r\nx: y"}),
+        lambda: Webhook("https://h", headers={"a": "p4th é"}),
         lambda: Webhook("https://h", headers={"a": 1}),  # type: ignore[dict-item]
         lambda: Webhook("https://h", headers=[]),  # type: ignore[arg-type]
     ],
