@@ -15,7 +15,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from abeyance.actors import Alert, AlertNotDeliveredError, open_runtime
+from abeyance.actors import AgentSpec, Alert, AlertNotDeliveredError, open_runtime
 from abeyance.actors.domain import alerts as alerts_module
 from abeyance.actors.domain.alert_book import RaiseAlert, alert_text
 from abeyance.actors.domain.alerts import ATTEMPT_S_MAX, PAUSES_S
@@ -25,8 +25,8 @@ from abeyance.actors.domain.protocol import Admit, RecordWait
 from abeyance.actors.domain.wait_book import Deferral
 from abeyance.actors.events import AlertRaised
 from abeyance.actors.ops.failures_log import FILE_NAME
-from abeyance.actors.testing import fail, reply
-from abeyance.storage.errors import DiskFullError, StoreIOError
+from abeyance.actors.testing import ScriptedProvider, fail, reply
+from abeyance.storage.errors import DiskFullError, StoreIOError, UnreadableRecordError
 from abeyance.storage.lmdb_store import LmdbStore
 from abeyance.storage.ownership import Ownership
 from abeyance.storage.store import Delete, NotStored, Request
@@ -144,6 +144,24 @@ def test_command_of_an_alert_is_one_that_a_shell_runs() -> None:
     ]  # fmt: skip
     assert "STATE ana" in text("ana", "m", "/" + "d" * 3_000)
     assert len(text("ana", "m", "/x" * 100)) < 2_000
+
+
+@pytest.mark.behaviour("W-062")
+async def test_conversation_agents_long_hold_raises_an_alert_that_names_it(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open() as runtime:
+        provider = ScriptedProvider([fail(429, retry_after=7_200)], clock=world.clock)
+        await runtime.add_agent(AgentSpec(name="ana", provider=provider, model="m"))
+        fork = await runtime.open_conversation("ana", channel="c1")
+        await fork.send("go")
+        await fork.wait_idle()
+        (alert,) = await settled(world)
+        assert fork.name != "ana"
+        assert (alert.agent, alert.model) == (fork.name, "m")
+        assert alert.text.endswith(f" {shlex.quote(fork.name)}")
+        receipt = await runtime.release_provider_wait(alert.agent, requester="ops")
+        assert len(receipt.released) == 1
 
 
 @pytest.mark.behaviour("W-060")
@@ -563,6 +581,40 @@ async def test_alerts_are_listed_in_order_by_page(world: World, virtual_time: Mo
         for bad in ({"after": -1}, {"after": "1"}, {"limit": 0}, {"limit": 1_001}, {"after": True}):
             with pytest.raises(InvalidInputError):
                 runtime.alerts(**bad)  # type: ignore[arg-type]
+
+
+async def test_alert_whose_row_cannot_be_read_is_listed_as_such_and_owed_to_nobody(
+    world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = Sink()
+    sink.hangs = True
+    async with world.open(alert_sinks=[sink]):
+        await world.add([])
+        await state(world, 2 * HOUR)
+        await until(lambda: sink.tries == 1)
+    get, scan = LmdbStore.get, LmdbStore.scan
+
+    def unreadable(key: Any) -> UnreadableRecordError:
+        return UnreadableRecordError("bad\nsum", table="alerts", key=key, cause="checksum")
+
+    def bad_get(store: LmdbStore, table: str, key: Any) -> Any:
+        if table == "alerts":
+            raise unreadable(key)
+        return get(store, table, key)
+
+    def bad_scan(store: LmdbStore, table: str, *args: Any, **options: Any) -> Any:
+        for key, row in scan(store, table, *args, **options):
+            yield key, unreadable(key) if table == "alerts" else row
+
+    monkeypatch.setattr(LmdbStore, "get", bad_get)
+    monkeypatch.setattr(LmdbStore, "scan", bad_scan)
+    sink.hangs = False
+    async with world.open(alert_sinks=[sink]) as runtime:
+        (alert,) = await settled(world)
+        assert (alert.id, alert.kind) == (1, "unreadable")
+        assert "\n" not in alert.text
+        assert sink.got == []
+        assert runtime.statistics().alert_sinks[1].given_up == 0
 
 
 @pytest.mark.parametrize("name", ["webhook", "failures-log", "", "A", "x" * 65, None, "kept"])
