@@ -10,7 +10,6 @@ Runs in: the task of whoever ends the agent, on the loop thread.
 
 from __future__ import annotations
 
-import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +18,7 @@ import trio
 from abeyance.storage.crashpoints import crashpoint, declare
 
 from .core.errors import ActorDeadError
+from .core.logs import Log
 from .domain.agent import FinishTurns, StopTurns, WaitIdle
 from .domain.errors import NotStoredError
 from .domain.protocol import ForgetInstant
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 NAMED_MAX: Final = 20
 """What was dropped is logged line by line up to here; all of it is among the dead letters."""
-_logger = logging.getLogger(__name__)
+_logger = Log(__name__)
 
 declare("disposal.after_commit", "an agent's end is committed and its actors still run")
 
@@ -102,16 +102,22 @@ async def dispose(
         disposed: Disposed = await slot.ask(ending)
     except NotStoredError as error:
         _logger.warning(
-            "what is left for agent %r cannot be stored and becomes dead letters: %s", name, error
+            "what is left for agent %r cannot be stored and becomes dead letters: %s",
+            name,
+            error,
+            agent=name,
         )
         disposed = await slot.ask(ending._replace(land=False))
     for line in disposed.dropped[:NAMED_MAX]:
-        _logger.warning("agent %r was disposed of by %s; dead letter: %s", name, by, line)
+        _logger.warning(
+            "agent %r was disposed of by %s; dead letter: %s", name, by, line, agent=name
+        )
     if len(disposed.dropped) > NAMED_MAX:
         _logger.warning(
             "agent %r was disposed of by %s; %d dead letters in all",
             name,
             by,
             len(disposed.dropped),
+            agent=name,
         )
     return disposed

@@ -58,7 +58,10 @@ def test_every_logger_is_one_of_the_projects() -> None:
         for path in sources()
         if path.name != "logs.py"
         for line in path.read_text(encoding="utf-8").splitlines()
-        if "getLogger(" in line or "basicConfig" in line or "import warnings" in line
+        # Pykka's logger is looked at, and not written to.
+        if "getLogger(" in line.replace('getLogger("pykka")', "")
+        or "basicConfig" in line
+        or "import warnings" in line
     ]
     assert made == []
 
