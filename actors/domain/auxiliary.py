@@ -104,7 +104,6 @@ class Auxiliary:
     async def _failed(self, permit: Permit, error: Exception) -> Exception:
         """Settle the permit with what was stated; return what the caller is told."""
         self._failures += 1
-        self._streak.failed += 1
         verdict = judge(
             error,
             permit,
@@ -115,6 +114,7 @@ class Auxiliary:
             provider_hold=self._settings.provider_hold,
             now_ms=self._clock.now_ms(),
         )
+        self._streak.failed += 1
         # Shielded: what was stated is on its way, and the caller learns of it behind the record.
         with trio.CancelScope(shield=True), suppress(ActorDeadError):
             await self._gate.ask(Settle(permit, "failed", verdict.states, verdict.pauses))

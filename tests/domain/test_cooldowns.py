@@ -10,11 +10,11 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from abeyance.actors import CallFailure, Pacing
+from abeyance.actors import AgentSpec, CallFailure, Pacing
 from abeyance.actors.domain.protocol import Admit, Peek, RecordWait, Settle
 from abeyance.actors.domain.wait_book import Deferral
-from abeyance.actors.providers.port import Permit
-from abeyance.actors.testing import fail, raise_, reply
+from abeyance.actors.providers.port import ModelRequest, Permit, ProviderError
+from abeyance.actors.testing import ScriptedProvider, fail, raise_, reply
 from abeyance.actors.testing.scripted import Step
 
 from .world import World, shown, until
@@ -192,6 +192,36 @@ async def test_a_cooldown_parks_every_model_and_purpose_of_its_agent_and_no_othe
         await bo.send("go")
         await bo.wait_idle()
         assert (await shown(bo))[-1] == "assistant: mine"
+
+
+async def test_a_failed_auxiliary_call_pauses_its_agents_turns_too(
+    world: World, virtual_time: MockClock
+) -> None:
+    request = ModelRequest(model="small", messages=())
+    hook = HostHold(None, 120)
+    async with world.open():
+        provider = ScriptedProvider([grew_too_fast(), fail(500), reply("late")], clock=world.clock)
+        spec = AgentSpec(
+            name="ana", provider=provider, model="m", pacing=pacing(60), provider_hold=hook
+        )
+        ana = await world.runtime.add_agent(spec)
+        with pytest.raises(ProviderError):
+            await ana.auxiliary_call(request)
+        await ana.send("go")
+        await ana.wait_idle()
+        held = world.state().held
+        assert (held.model, held.cause) == ("m", "cooldown")
+        await trio.sleep(61)
+        await until(lambda: len(hook.asked) == 2)
+        await ana.wait_idle()
+        assert world.state().held.cause == "host"
+        assert [(each.purpose, each.attempt) for each in hook.asked] == [
+            ("auxiliary", 1),
+            ("turn", 1),
+        ]
+        await trio.sleep(121)
+        await ana.wait_idle()
+        assert (await shown(ana))[-1] == "assistant: late"
 
 
 @pytest.mark.behaviour("W-100")
