@@ -72,8 +72,8 @@ async def open_runtime(
         account_waits: Whether a wait binds every agent here whose provider calls with the same
             credential (`Provider.credential`), and not only the agent it was stated to.
     Raises:
-        InvalidSpecError: The system's asks have a deadline, or it has other faults; the webhook or
-            a sink is malformed; nothing was opened.
+        InvalidSpecError: The directory's name is empty; the system's asks have a deadline, or it
+            has other faults; the webhook or a sink is malformed. Nothing was opened.
         StorageError: The directory is not a store that can be opened here; each kind says why and
             what to do. Nothing was changed.
         StoreLostError: The writer died for good while the runtime was open; raised at the end.
@@ -85,6 +85,10 @@ async def open_runtime(
         )
     if system is not None and system.faults is not faults:
         raise InvalidSpecError("system.faults", "must be the faults that open_runtime gets")
+    if not os.fspath(directory):
+        # As a path it would be the working directory, which a host whose setting is empty did not
+        # mean.
+        raise InvalidSpecError("directory", "must name a directory; it is empty")
     wall = clock if clock is not None else SystemClock()
     # Absolute, so that a later chdir moves nothing and a status says where it is.
     sinks = _sinks(webhook, alert_sinks)

@@ -174,11 +174,12 @@ def sync_directory(path: Path) -> None:
 
 
 def _refuse_foreign(state: Path, advice: str) -> None:
-    if not state.exists():
+    if not os.path.lexists(state):
         return
     if not state.is_dir():
+        what = "a file" if state.exists() else "a link to nothing"
         raise ForeignDirectoryError(
-            f"{state} is a file, not a directory; nothing was changed; {advice}",
+            f"{state} is {what}, not a directory; nothing was changed; {advice}",
             path=str(state),
         )
     for entry in sorted(os.listdir(state)):

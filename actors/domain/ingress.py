@@ -40,8 +40,8 @@ def check_name(value: object, field: str, *, reserved: bool = True) -> str:
     """Return the name, or refuse it.
 
     Raises:
-        InvalidNameError: Not text, empty, over 128 bytes of UTF-8, with control or line-breaking
-            characters or outer blanks, or reserved (`*`, `framework`).
+        InvalidNameError: Not text, empty, over 128 bytes of UTF-8, with control, line-breaking or
+            invisible characters or outer blanks, or reserved (`*`, `framework`).
     """
     if type(value) is str and _is_plain(value) and not (reserved and value in RESERVED_NAMES):
         return value
@@ -57,8 +57,10 @@ def check_name(value: object, field: str, *, reserved: bool = True) -> str:
         raise InvalidNameError(
             field, f"must be at most {NAME_BYTES_MAX} bytes of UTF-8, not {size}"
         )
-    if any(unicodedata.category(char) in _UNPRINTABLE for char in value):
-        raise InvalidNameError(field, "must not hold control or line-breaking characters")
+    if any(_is_unprintable(char) for char in value):
+        raise InvalidNameError(
+            field, "must not hold control, line-breaking or invisible characters"
+        )
     if value != value.strip():
         raise InvalidNameError(field, "must not begin or end with blanks")
     if reserved and identity(value) in RESERVED_NAMES:
@@ -73,6 +75,15 @@ def _is_plain(name: str) -> bool:
 
 _PLAIN_NAME: Final = re.compile("[a-z0-9_-]+")
 _UNPRINTABLE: Final = frozenset({"Cc", "Zl", "Zp"})
+_MISLEADING: Final = frozenset(
+    "\u00ad\u061c\u180e\u200b\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff"
+)
+"""Characters nobody sees, which turn the text around them or make two names look alike. The joiners
+U+200C and U+200D are none of them: Persian and Hindi are spelt with them."""
+
+
+def _is_unprintable(char: str) -> bool:
+    return unicodedata.category(char) in _UNPRINTABLE or char in _MISLEADING
 
 
 @functools.lru_cache(4096)
@@ -211,7 +222,7 @@ def new_message_id(now_ms: int) -> str:
 def clean_text(text: str, chars_max: int) -> str:
     """One line of bounded text: control and line-breaking characters become blanks."""
     cleaned = "".join(
-        " " if unicodedata.category(char) in _UNPRINTABLE or "\ud800" <= char <= "\udfff" else char
+        " " if _is_unprintable(char) or "\ud800" <= char <= "\udfff" else char
         for char in text[: chars_max * 2]
     )
     return cleaned if len(cleaned) <= chars_max else cleaned[: chars_max - 1] + "…"

@@ -399,6 +399,8 @@ def demo(
 
     if provider not in ("simulator", "anthropic"):
         raise typer.BadParameter("--provider is simulator or anthropic")
+    if model is not None and provider == "simulator":
+        raise typer.BadParameter("--model goes with --provider anthropic")
     options = DemoOptions(
         provider=provider, model=model, state=state, keep=keep or state is not None
     )

@@ -43,7 +43,9 @@ def json_text(report: object) -> str:
 def print_status(console: Console, report: StatusReport, now_ms: int) -> None:
     """Print a host or a stopped store: one line about it, its agents, its waits."""
     console.print(_headline(report, now_ms))
-    console.print(Text(f"state {report.directory}  store {report.store_id}", style="dim"))
+    console.print(
+        Text(f"state {clean_text(report.directory, 4096)}  store {report.store_id}", style="dim")
+    )
     console.print()
     if report.agents and console.width < TABLE_COLUMNS_MIN:
         for agent in report.agents:

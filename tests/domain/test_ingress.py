@@ -297,6 +297,10 @@ BAD_NAMES: dict[str, Any] = {
     "a line separator": "a\u2028b",
     "a paragraph separator": "a\u2029b",
     "a lone surrogate": "a\ud800",
+    "an override of direction": "a\u202eb",
+    "an isolate of direction": "a\u2066b",
+    "a blank of no width": "a\u200bb",
+    "a byte order mark": "a\ufeffb",
     "blanks before": " ana",
     "blanks behind": "ana\u3000",
     "the star": "*",
@@ -318,7 +322,9 @@ def test_a_malformed_or_reserved_name_is_refused(name: Any) -> None:
     assert isinstance(caught.value, InvalidInputError)
 
 
-@pytest.mark.parametrize("name", ["ana", "a b", "é" * 64, "x" * 128, "фёдор", "framework 2", "**"])
+@pytest.mark.parametrize(
+    "name", ["ana", "a b", "é" * 64, "x" * 128, "фёдор", "नर्\u200dमदा", "framework 2", "**"]
+)
 def test_a_proper_name_is_returned_as_it_is(name: str) -> None:
     assert check_name(name, "agent") == name
 

@@ -26,6 +26,7 @@ from abeyance.actors.domain.errors import (
     AgentParkedError,
     InvalidInputError,
     InvalidNameError,
+    InvalidSpecError,
     RuntimeClosedError,
     UnknownAgentError,
 )
@@ -625,3 +626,13 @@ async def test_no_handler_of_a_turns_actors_waits_for_anybody(
         await world.runtime.release_provider_wait("ana", requester="ops")
         assert {actor.incarnation for actor in system.actors()} == {1}
         assert not system.quarantine.total
+
+
+async def test_an_empty_name_of_a_directory_is_refused_and_is_not_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidSpecError, match="directory"):
+        async with open_runtime(""):
+            raise AssertionError
+    assert not os.listdir(tmp_path)

@@ -334,6 +334,7 @@ async def test_refused_verb_is_one_line_and_exit_code_1(
         ("status", "STATE", "--frob"),
         ("waits", "STATE", "--agent"),
         ("demo", "--provider", "openai"),
+        ("demo", "--model", "claude-opus-4-5"),
         ("status", ""),
         ("check", ""),
         ("demo", "--state", ""),

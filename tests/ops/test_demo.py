@@ -272,6 +272,16 @@ def test_demo_in_a_directory_that_is_used_leaves_it_alone(
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.txt"]
 
 
+def test_demo_says_of_a_state_that_is_no_directory_what_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    for name in ("file", "link"):
+        assert cli.main(["demo", "--state", str(tmp_path / name)]) == 2
+        assert "is there and no directory" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("error", "is_full"),
     [

@@ -173,6 +173,11 @@ def _file(state: Path) -> None:
     state.write_text("mine")
 
 
+def _dangling(state: Path) -> None:
+    shutil.rmtree(state)
+    state.symlink_to(state.parent / "gone")
+
+
 def _truncate_to(size: int | float) -> Callable[[Path], None]:
     def damage(state: Path) -> None:
         data = state / "store" / "data.mdb"
@@ -216,6 +221,7 @@ def _other_data(state: Path) -> None:
 _DAMAGES: dict[str, tuple[Callable[[Path], None], type[StorageError]]] = {
     "foreign": (_foreign, ForeignDirectoryError),
     "a file": (_file, ForeignDirectoryError),
+    "a link to nothing": (_dangling, ForeignDirectoryError),
     "truncated to half": (_truncate_to(0.5), DamagedStoreError),
     "truncated in the meta pages": (_truncate_to(5_000), DamagedStoreError),
     "truncated to a few bytes": (_truncate_to(20), DamagedStoreError),

@@ -134,6 +134,11 @@ def _site(options: DemoOptions) -> Iterator[Path]:
     """The directory that everything is kept in: given, or temporary."""
     if options.state is not None:
         root = options.state
+        if os.path.lexists(root) and not root.is_dir():
+            raise StateUnusableError(
+                f"{root} is there and no directory; it was left alone and nothing was started; "
+                "name a new one"
+            )
         try:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
             used = any(root.iterdir())
