@@ -52,7 +52,7 @@ from .domain.errors import (
 )
 from .domain.ingress import check_name, clean_text, identity
 from .domain.journal import CommitFigures, Journal
-from .domain.protocol import ReleaseReceipt, ReleaseWaits
+from .domain.protocol import OfferPending, ReleaseReceipt, ReleaseWaits
 from .domain.reminders import NAME as REMINDERS
 from .domain.reminders import DurableReminders, Reminders
 from .domain.rings import WaitRings
@@ -545,6 +545,9 @@ class Runtime:
                 # that lives is left to the next start, as after a crash.
                 await member.slot_group.stop()
                 await member.group.stop()
+            with suppress(ActorDeadError):
+                # The last chance of what could not be recorded when it was stated or released.
+                await self._ledger.ask(OfferPending())
             await self._root.stop()
 
     def _close_ports(self) -> None:

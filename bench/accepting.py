@@ -265,7 +265,7 @@ def saturated(scale: Scale) -> list[Result]:
     return trio.run(_saturated, scale)
 
 
-def _record_waits(path: Path, waits: int) -> None:
+def record_waits(path: Path, waits: int) -> None:
     """Waits of as many agents and models as a large host has, each an hour long, and one ended."""
     now_ms = time.time_ns() // 1_000_000
     store = LmdbStore.open(path, clock_ms=lambda: now_ms)
@@ -297,7 +297,7 @@ async def _admission(scale: Scale, waits: int) -> Spread:
 
     with tempfile.TemporaryDirectory(dir=Path(__file__).parent, prefix=".state-") as folder:
         where = Path(folder) / "state"
-        _record_waits(where, waits)
+        record_waits(where, waits)
         async with open_runtime(where, control=False) as runtime:
             host = _Host(runtime)
             await host.busy_agent()

@@ -7,12 +7,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from abeyance.actors.core import SystemClock
+from abeyance.actors.domain.wait_book import WaitBook
 from abeyance.storage.codec import encode
 from abeyance.storage.lmdb_store import LmdbStore
-from abeyance.storage.store import Committed, Put, Request
+from abeyance.storage.store import Append, Committed, Put, Request
 from abeyance.storage.tables.blocks import TextBlock
 from abeyance.storage.tables.slots import Body, Entry
+from abeyance.storage.tables.waits import LogLine
 
+from .accepting import record_waits
 from .measure import Bound, Piece, Result, Scale, in_turns_sync, ratio_of
 
 _ROWS_A_SLOT = 500
@@ -42,6 +46,52 @@ def _fill(path: Path, records: int) -> None:
         (outcome,) = store.commit(Request(puts=batch))
         assert isinstance(outcome, Committed), outcome
     store.close()
+
+
+def _fill_waits(path: Path, waits: int, lines: int) -> None:
+    """So many recorded waits, and so many lines of the log."""
+    record_waits(path, waits)
+    store = LmdbStore.open(path, clock_ms=_now_ms)
+    line = encode(LogLine(event="wait_recorded", agent="ana", model="m", text="until", at_ms=1))
+    for start in range(0, lines, _PUTS):
+        appends = (Append("log", line),) * min(_PUTS, lines - start)
+        (outcome,) = store.commit(Request(appends=appends))
+        assert isinstance(outcome, Committed), outcome
+    store.close()
+
+
+def opening_waits(scale: Scale) -> list[Result]:
+    many = (5_000, 50_000) if scale.quick else (100_000, 1_000_000)
+    few = (1_000, 1_000)
+    with tempfile.TemporaryDirectory(dir=Path(__file__).parent, prefix=".state-") as folder:
+        paths = {count: Path(folder) / str(count[0]) for count in (many, few)}
+        for count, path in paths.items():
+            _fill_waits(path, *count)
+
+        def opened(records: tuple[int, int]) -> Piece:
+            def piece(count: int) -> float:
+                seconds = 0.0
+                for _ in range(count):
+                    start = time.perf_counter()
+                    store = LmdbStore.open(paths[records], clock_ms=_now_ms)
+                    deferral = WaitBook(store, SystemClock()).deferral("ana-00000", "m1")
+                    seconds += time.perf_counter() - start
+                    assert deferral is not None
+                    store.close()
+                return seconds
+
+            return piece
+
+        rates = in_turns_sync(scale, opened(many), opened(few), first=1, most=50)
+    return [
+        ratio_of(
+            "open-waits",
+            f"open a store of {many[0]} waits and {many[1]} lines of the log, and admit or defer",
+            f"a store of {few[0]} waits and {few[1]} lines",
+            rates,
+            Bound(None, 2.0, "lower"),
+        )
+    ]
 
 
 def opening(scale: Scale) -> list[Result]:

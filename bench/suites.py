@@ -9,7 +9,7 @@ from .accepting import accepts, admission, saturated
 from .asking import ask_from_host, ask_from_trio
 from .crowd import crash_to_reply, crowd, lives, spawn
 from .measure import Result, Scale
-from .opening import opening
+from .opening import opening, opening_waits
 from .others import with_queues, with_thespian, with_xoscar
 from .telling import tell_from_host, tell_from_trio
 
@@ -39,6 +39,7 @@ SUITES = (
     Suite("saturated", ("accepts-saturated", "starvation"), saturated, 300.0),
     Suite("admission", ("admission", "admission-100000-waits"), admission),
     Suite("open", ("open",), opening, 300.0),
+    Suite("open-waits", ("open-waits",), opening_waits, 300.0),
     Suite("thespian", ("thespian-ask", "thespian-tell"), with_thespian),
     Suite(
         "xoscar",

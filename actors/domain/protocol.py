@@ -86,6 +86,11 @@ class ReleaseWaits(NamedTuple):
     by: str
 
 
+class OfferPending(NamedTuple):
+    """Ask: offer what is not recorded yet to storage now. Answered when that is over, whatever came
+    of it."""
+
+
 class AttachToWaits(NamedTuple):
     """Tell: whom to tell of releases that concern this agent."""
 

@@ -5,7 +5,7 @@ Invariants:
         binds nothing changes nothing and is not recorded.
     I2  Acts are offered to storage in order, as many at a time as one request holds: of those, all
         land or none. A failed offer leaves them pending; they are offered again at every later act
-        and by a timer, every 30 s.
+        by a timer every 30 s, and when asked for, as at a stop.
     I3  A receipt says `recorded` only for what is committed. Nobody waits for longer than the offer
         that is out takes.
     I4  A key whose row cannot be read is changed by a release only, and keeps no other key's acts
@@ -47,6 +47,7 @@ from .ingress import clean_text
 from .protocol import (
     AttachToWaits,
     CheckWait,
+    OfferPending,
     Reach,
     RecordWait,
     ReleasedWait,
@@ -175,6 +176,8 @@ class Ledger(TrioActor):
         self._accounts = accounts
         self._offer: tuple[WaitAct, ...] = ()
         self._timer: Timer | None = None
+        self._offering: list[Reply] = []
+        """Who asked for an offer, and waits to hear that it is over."""
         self._ids = itertools.count()
 
     @classmethod
@@ -195,6 +198,10 @@ class Ledger(TrioActor):
         match message:
             case CheckWait(agent, model, exempt):
                 return self._book.deferral(agent, model, exempt=exempt)
+            case OfferPending():
+                self._offering.append(self.later())
+                self._offer_pending()
+                return LATER
             case _OfferAgain():
                 self._timer = None
                 self._offer_pending()
@@ -380,6 +387,9 @@ class Ledger(TrioActor):
         if self._book.pending and self._timer is None:
             self._timer = self.after(RECHECK_MS / 1_000, _OfferAgain())
         self._answer_waiting()
+        for reply in self._offering:
+            reply.set(None)
+        self._offering.clear()
 
     def _planned(self) -> tuple[tuple[WaitAct, ...], Requests]:
         """The next acts that one request holds, on the rows as they are stored now."""

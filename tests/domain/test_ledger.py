@@ -18,6 +18,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from abeyance.actors.core import ChildSpec, TrioActor
 from abeyance.actors.domain.protocol import (
     AttachToWaits,
+    OfferPending,
     RecordWait,
     ReleasedWait,
     ReleaseReceipt,
@@ -280,6 +281,20 @@ async def test_a_ledger_that_crashed_offers_what_is_pending_at_once(
         books.ledger.kill()
         await trio.sleep(1)
         assert stored(store) is not None
+
+
+@pytest.mark.parametrize("healed", [True, False])
+async def test_an_offer_that_is_asked_for_is_answered_when_it_is_over(healed: bool) -> None:
+    store = DeskStore()
+    async with open_books(store) as books:
+        await books.ledger.ask(OfferPending())
+        refuse(store)
+        await books.set(600)
+        refuse(store, not healed)
+        with trio.fail_after(5):
+            await books.ledger.ask(OfferPending())
+        assert (books.book.pending == []) == healed
+        assert (stored(store) is not None) == healed
 
 
 @pytest.mark.behaviour("W-028")

@@ -17,7 +17,9 @@ from abeyance.actors.testing import fail, reply
 from abeyance.storage.errors import StoreIOError
 from abeyance.storage.keys import encode_key
 from abeyance.storage.lmdb_store import LmdbStore
+from abeyance.storage.store import NotStored
 
+from .desk import disk_full
 from .test_holds import quota, state_wait
 from .world import World, shown, until
 
@@ -201,3 +203,24 @@ async def test_a_release_of_another_model_leaves_a_quota_hold(
         await ana.wait_idle()
         assert world.state().held.cause == "quota"
         assert world.rows("overrides") == []
+
+
+async def test_what_could_not_be_recorded_is_offered_a_last_time_when_the_runtime_ends(
+    world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit, full = LmdbStore.submit, [True]
+
+    def refusing(store: LmdbStore, batch: Any, done: Any) -> None:
+        if full[0] and any(put.table == "waits" for request in batch for put in request.puts):
+            done([NotStored(disk_full())] * len(batch))
+            return
+        submit(store, batch, done)
+
+    monkeypatch.setattr(LmdbStore, "submit", refusing)
+    async with world.open() as runtime:
+        await state_wait(world, None)
+        assert len(runtime.provider_waits()) == 1
+        assert world.rows("waits") == []
+        full[0] = False
+    async with world.open() as runtime:
+        assert [wait.model for wait in runtime.provider_waits("ana")] == ["m"]
