@@ -51,7 +51,8 @@ async def end_agent(runtime: Runtime, name: str, by: str, *, finish: bool) -> No
         # Whoever tried before could not store it.
     member.ending = trio.Event()
     try:
-        await _finish(member, finish=finish)
+        with runtime._rings.waiting(name):
+            await _finish(member, finish=finish)
         # Shielded: once asked for, an end is committed, and then nothing of it may go on.
         with trio.CancelScope(shield=True):
             await dispose(

@@ -76,7 +76,12 @@ class Groups:
         return Account(name, self._accounts) if isinstance(name, str) and name else None
 
     async def own(self, name: str) -> None:
-        """Take the owner rows of an agent and its slot, by compare-and-set."""
+        """Take the owner rows of an agent and its slot, by compare-and-set.
+
+        Raises:
+            AgentOwnedElsewhereError: A live process owns one of them; nothing was done.
+            NotStoredError: Nothing was taken.
+        """
         owned = (("agent", name), ("slot", name))
         while True:
             try:
@@ -90,6 +95,9 @@ class Groups:
                     host=error.host,
                 ) from error
             outcomes = [await self._journal.ask(request) for request in taking.requests]
+            for outcome in outcomes:
+                if isinstance(outcome, NotStored):
+                    raise not_stored(outcome)
             if all(isinstance(outcome, Committed) for outcome in outcomes):
                 break
             # Another process was faster; who it was is read again.

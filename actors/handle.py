@@ -9,6 +9,7 @@ from abeyance.actors.providers.port import ModelReply, ModelRequest
 from abeyance.storage.tables.blocks import TextBlock
 
 from .core import TrioFuture
+from .core.clock import Clock
 from .core.errors import AbeyanceError, ActorDeadError, MailboxClosedError, OutcomeUnknownError
 from .domain.agent import WaitIdle
 from .domain.errors import InvalidMessageError, RuntimeClosedError
@@ -114,38 +115,7 @@ class AgentHandle:
     def _read(
         self, content: Content, author: str, id_: str | None, wake: bool, channel: str | None
     ) -> Accept:
-        check_name(author, "author")
-        if id_ is not None:
-            check_name(id_, "id", reserved=False)
-        if channel is not None:
-            check_name(channel, "channel", reserved=False)
-        if not isinstance(wake, bool):
-            raise InvalidMessageError("wake", f"must be True or False, not {type(wake).__name__}")
-        blocks = read_blocks(content)
-        for position, block in enumerate(blocks):
-            if not isinstance(block, TextBlock):
-                kind = type(block).__struct_config__.tag
-                raise InvalidMessageError(
-                    f"message[{position}].type", f"a sent message holds text, not {kind!r} blocks"
-                )
-        if not any(isinstance(block, TextBlock) and block.text.strip() for block in blocks):
-            # No provider takes a message that says nothing.
-            raise InvalidMessageError("message", "must hold text that is not blank")
-        body = encode_body(blocks)
-        now_ms = self._runtime.clock.now_ms()
-        own = identity(author) == identity(self.name)
-        return Accept(
-            message=id_ if id_ is not None else new_message_id(now_ms),
-            body=body,
-            body_crc=body_crc(body),
-            author=author,
-            agent=self.name,
-            channel=channel,
-            wake=wake and not own,
-            own=own,
-            at_ms=now_ms,
-            known=id_ is not None,
-        )
+        return read_message(self._runtime.clock, self.name, content, author, id_, wake, channel)
 
     async def auxiliary_call(self, request: ModelRequest) -> ModelReply:
         """Ask the agent's provider something beside its turns; nothing of it is in the slot.
@@ -284,6 +254,50 @@ class AgentHandle:
             raise member.parked_error()
         answered: RewindReceipt = receipt
         return answered
+
+
+def read_message(
+    clock: Clock,
+    agent: str,
+    content: Content,
+    author: str,
+    id_: str | None,
+    wake: bool,
+    channel: str | None,
+) -> Accept:
+    """What a host hands in for an agent, or a refusal that names the field."""
+    check_name(author, "author")
+    if id_ is not None:
+        check_name(id_, "id", reserved=False)
+    if channel is not None:
+        check_name(channel, "channel", reserved=False)
+    if not isinstance(wake, bool):
+        raise InvalidMessageError("wake", f"must be True or False, not {type(wake).__name__}")
+    blocks = read_blocks(content)
+    for position, block in enumerate(blocks):
+        if not isinstance(block, TextBlock):
+            kind = type(block).__struct_config__.tag
+            raise InvalidMessageError(
+                f"message[{position}].type", f"a sent message holds text, not {kind!r} blocks"
+            )
+    if not any(isinstance(block, TextBlock) and block.text.strip() for block in blocks):
+        # No provider takes a message that says nothing.
+        raise InvalidMessageError("message", "must hold text that is not blank")
+    body = encode_body(blocks)
+    now_ms = clock.now_ms()
+    own = identity(author) == identity(agent)
+    return Accept(
+        message=id_ if id_ is not None else new_message_id(now_ms),
+        body=body,
+        body_crc=body_crc(body),
+        author=author,
+        agent=agent,
+        channel=channel,
+        wake=wake and not own,
+        own=own,
+        at_ms=now_ms,
+        known=id_ is not None,
+    )
 
 
 def _ended_meanwhile(error: ActorDeadError, message: str) -> AbeyanceError:

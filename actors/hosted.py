@@ -203,6 +203,16 @@ class HostedRuntime:
 
         return self._call(fork, block)
 
+    def run_ephemeral(
+        self, spec: AgentSpec, content: Content, *, author: str = "user", block: bool = True
+    ) -> Any:
+        """Run one turn of an agent that is used once. As `Runtime.run_ephemeral`."""
+
+        async def run(runtime: Runtime) -> str:
+            return await runtime.run_ephemeral(spec, content, author=author)
+
+        return self._call(run, block)
+
     def remove_agent(self, name: str, *, requester: str = "host", block: bool = True) -> Any:
         """End an agent. As `Runtime.remove_agent`."""
 

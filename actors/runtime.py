@@ -50,7 +50,7 @@ from .domain.errors import (
     AgentOwnedElsewhereError,
     UnknownAgentError,
 )
-from .domain.ingress import check_name, clean_text, identity
+from .domain.ingress import Content, check_name, clean_text, identity
 from .domain.journal import CommitFigures, Journal
 from .domain.protocol import OfferPending, ReleaseReceipt, ReleaseWaits
 from .domain.reminders import NAME as REMINDERS
@@ -60,6 +60,7 @@ from .domain.spec import AgentSpec, check_spec
 from .domain.tools import ToolRunner
 from .domain.wait_book import ProviderWait, WaitBook
 from .domain.waits import Ledger
+from .ephemeral import EphemeralRuns
 from .groups import Groups
 from .handle import AgentHandle, closed
 from .members import Member
@@ -187,6 +188,7 @@ class Runtime:
         self._ledger: TrioActorRef[Ledger] = root.refs["ledger"]
         self._alarm: TrioActorRef[Alarm] = root.refs["alarm"]
         self._conversations = Conversations(self)
+        self._runs = EphemeralRuns(self)
         self._archive.attach(root.refs[ARCHIVE])
         system.deliveries = self._counts
         system.reminders = DurableReminders(root.refs[REMINDERS], self._archive, clock)
@@ -206,6 +208,7 @@ class Runtime:
             self._accounts,
             self._store_id,
         )
+        bodies.start_soon(self._runs.close_interrupted)
 
     # -- agents ------------------------------------------------------------------------------
 
@@ -281,6 +284,30 @@ class Runtime:
         """
         self._check_open()
         return await self._conversations.open(agent, channel)
+
+    async def run_ephemeral(
+        self, spec: AgentSpec, content: Content, *, author: str = "user"
+    ) -> str:
+        """Run one turn of an agent that is used once, and return the text of its last reply.
+
+        It has a slot of its own under a name that begins with the specification's; nothing is
+        recorded of it among the waits, and waits that cannot be read do not hold it. It sleeps a
+        stated wait of up to 10 min in full and goes on; a longer one ends it at once.
+
+        A checkpoint. Cancelled: the turn is ended and stored as such; no further call is made.
+        Durable: its transcript, on return or raise. A death of the process ends it for good.
+
+        Raises:
+            InvalidSpecError, InvalidNameError, InvalidToolError, InvalidMessageError: Names the
+                field; nothing was done.
+            RunExhaustedError: A stated wait is longer; has the instant at which it ends.
+            RunFailedError: Its turn failed.
+            RunInterruptedError: The runtime stopped.
+            NotStoredError: Its start could not be stored; nothing ran.
+            RuntimeClosedError: The runtime has ended.
+        """
+        self._check_open()
+        return await self._runs.run(spec, content, author)
 
     async def remove_agent(self, name: str, *, requester: str = "host") -> None:
         """End an agent: its live turn is cancelled, and nothing of it runs any more.
@@ -535,6 +562,7 @@ class Runtime:
         if self._root is None:
             return
         with trio.move_on_after(STOP_DEADLINE_S, shield=True):
+            await self._runs.stop()
             parked = [member for member in self._members.values() if member.is_parked]
             async with trio.open_nursery() as nursery:
                 for member in self._members.values():

@@ -42,7 +42,7 @@ FAMILIES = (
         FutureSettledError NameTakenError
         UnknownEntryError ReplaysExceededError MessageNotKeptError
         AgentExistsError AgentOwnedElsewhereError InboxFullError MessageConflictError
-        RuntimeClosedError RewindRefusedError UnknownMessageError AgentParkedError AgentEndedError AdmissionClosedError UnknownAgentError LeaseLostError OwnershipLostError
+        RuntimeClosedError RewindRefusedError UnknownMessageError AgentParkedError AgentEndedError AdmissionClosedError RunExhaustedError RunFailedError RunInterruptedError UnknownAgentError LeaseLostError OwnershipLostError
         AlreadyOpenError MissingStoreError NoFileLocksError OwnedElsewhereError StoreBusyError
         StoreClosedError
         ControlError NoHostError

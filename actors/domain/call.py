@@ -79,7 +79,7 @@ class Calls:
 
     async def _call_once(self, request: ModelRequest) -> ModelReply | Deferral | Failed | Verdict:
         settings, gate = self._settings, self._seams.gate
-        asked = gate.ask(Admit(request.model, "turn"))
+        asked = gate.ask(Admit(request.model, settings.purpose))
         try:
             admission = await asked
         except BaseException:
@@ -129,6 +129,11 @@ class Calls:
         held = None
         if binding is not None:
             held = Deferral(agent, model, binding.deadline_ms, binding.reason, "wait")
+        elif settings.purpose == "ephemeral" and verdict.states is not None:
+            # Recorded nowhere: the name is used once. The run itself keeps to it.
+            deadline_ms, reason = verdict.states
+            if deadline_ms is None or deadline_ms > self._seams.clock.now_ms():
+                held = Deferral(agent, model, deadline_ms, reason, "wait")
         for pause in verdict.pauses:
             held = longest(agent, model, held, pause)
         if held is not None and verdict.can_wait:

@@ -138,6 +138,43 @@ class RewindRefusedError(AbeyanceError):
     slot: str
 
 
+class RunExhaustedError(AbeyanceError):
+    """An ephemeral run met a wait that it does not sleep. It is over and made no further call.
+
+    Attributes: `agent`, the run's name; `model`; `cause`; `deadline_ms`, the absolute instant at
+    which it may be run again, in epoch milliseconds, and `stated_ms`, how long that was when it
+    ended, both None where the hold has no end of its own; `sleep_max_ms`, what a run would sleep.
+    """
+
+    code = "run_exhausted"
+    agent: str
+    model: str
+    cause: str
+    deadline_ms: int | None
+    stated_ms: int | None
+    sleep_max_ms: int
+
+
+class RunFailedError(AbeyanceError):
+    """An ephemeral run's turn failed. It is over; its slot has what it said.
+
+    Attributes: `agent`, the run's name.
+    """
+
+    code = "run_failed"
+    agent: str
+
+
+class RunInterruptedError(AbeyanceError):
+    """An ephemeral run was ended by a stop, or by the end of its actors; it is not taken up again.
+
+    Attributes: `agent`, the run's name.
+    """
+
+    code = "run_interrupted"
+    agent: str
+
+
 class AdmissionClosedError(AbeyanceError):
     """The agent starts no more provider calls: it was stopped or ended. No call was made.
 

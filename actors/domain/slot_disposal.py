@@ -57,6 +57,13 @@ def plan_dispose(book: SlotBook, dispose: Dispose, chain: Chain) -> Plan:
         requests += book.drain_idle(chain)
     letters += _inboxed(book, dispose)
     draft = Draft()
+    if dispose.kind == "ephemeral":
+        # Nobody could be given them, and what was said is in the slot: its wakes are over with it.
+        letters = [letter for letter in letters if letter.inboxed is not None]
+        room = book.store.limits.ops_max - 2 * OPS_RESERVE
+        for entry in list(book.wakes[agent])[:room]:
+            draft.deletes.append(Delete("wakes", (agent, entry)))
+            del book.wakes[agent][entry]
     marks, appends = _mark(book, dispose, letters)
     if dispose.kind == "ephemeral":
         draft.deletes.append(Delete("ephemerals", (agent,)))

@@ -31,6 +31,7 @@ from .call import Calls, Failed
 from .ingress import clean_text, new_message_id
 from .persistence import until_stored
 from .policy import ErrorPolicy, Pacing, ProviderHold
+from .protocol import Purpose
 from .render import render_all
 from .slot_messages import (
     CloseGap,
@@ -73,6 +74,7 @@ class TurnSettings:
     """None is the default policy."""
     provider_hold: ProviderHold | None = None
     pacing: Pacing = field(default_factory=Pacing)
+    purpose: Purpose = "turn"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

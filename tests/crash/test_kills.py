@@ -68,7 +68,9 @@ def test_host_dies_at_each_crash_point_once(harnessed: Harnessed) -> None:
     never = {name.partition(":")[0] for name, reached in died.items() if not reached}
     # A reopening follows a commit that the disk refused, which nothing here does; agents that end
     # die in tests/domain/test_kinds_killed.py.
-    ending = {name for name in never if name.startswith(("conversation.", "disposal."))}
+    ending = {
+        name for name in never if name.startswith(("conversation.", "disposal.", "ephemeral."))
+    }
     assert never - ending == {"service.before_reopen"}
 
 

@@ -362,3 +362,52 @@ async def test_a_removed_agent_makes_no_auxiliary_call(
         with pytest.raises(UnknownAgentError):
             await ana.auxiliary_call(ask())
         assert not provider.requests
+
+
+@pytest.mark.behaviour("W-082")
+async def test_a_conversations_waits_bind_its_own_auxiliary_calls_and_not_its_residents(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open() as runtime:
+        script = [fail(429, retry_after=60), fail(429, retry_after=60), reply("free")]
+        provider = await resident(world, script)
+        fork = await runtime.open_conversation("ana", channel="c1")
+        await fork.send("go")
+        await fork.wait_idle()
+        with pytest.raises(CallDeferredError):
+            await fork.auxiliary_call(ask())
+        assert len(provider.requests) == 1
+        with pytest.raises(ProviderError):
+            await fork.auxiliary_call(ask("m2"))
+        waits = [(wait.agent, wait.model) for wait in runtime.provider_waits()]
+        assert waits == [(fork.name, "m"), (fork.name, "m2")]
+        await runtime.agent("ana").auxiliary_call(ask())
+
+
+@pytest.mark.behaviour("W-083", "W-084")
+async def test_a_conversations_turn_that_compiled_during_an_auxiliary_call_is_held_unsent(
+    world: World, virtual_time: MockClock
+) -> None:
+    gate = Gate(fail(429, retry_after=10))
+    async with world.open() as runtime:
+        provider = await resident(world, [gate, reply("later")])
+        fork = await runtime.open_conversation("ana", channel="c1")
+        async with trio.open_nursery() as nursery:
+
+            async def compact() -> None:
+                with pytest.raises(ProviderError):
+                    await fork.auxiliary_call(ask())
+
+            nursery.start_soon(compact)
+            await gate.wait_entered()
+            await fork.send("go")
+            await until(lambda: world.state(fork.name).state == "running")
+            await wait_all_tasks_blocked()
+            assert world.rows("carried", fork.name), "it is compiled"
+            gate.release()
+        await fork.wait_idle()
+        assert world.state(fork.name).state == "held"
+        assert len(provider.requests) == 1, "nothing was sent of what was compiled"
+        await trio.sleep(11)
+        await fork.wait_idle()
+        assert (await shown(fork))[-1] == "assistant: later"

@@ -10,7 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from abeyance.actors import AgentSpec, Tool
+from abeyance.actors import AgentSpec, Conversation, Tool
 from abeyance.actors.core.errors import ActorDeadError
 from abeyance.actors.domain.errors import (
     AgentEndedError,
@@ -32,7 +32,7 @@ from abeyance.storage.store import Committed, NotStored, Put, Request
 from abeyance.storage.tables.blocks import TextBlock
 from abeyance.storage.tables.slots import Inboxed, MessageId, Wake
 
-from .world import Stop, World, shown, texts, until
+from .world import Stop, World, shown, texts, tool, until
 
 HOUR_MS = 3_600_000
 
@@ -494,6 +494,26 @@ async def test_an_agent_whose_group_is_parked_can_be_removed(
         await runtime.remove_agent("ana")
         (letter,) = runtime.dead_letters()
         assert "w1" in letter.message
+
+
+async def test_a_tool_that_would_close_its_own_conversation_is_refused(
+    world: World, virtual_time: MockClock
+) -> None:
+    forks: list[Conversation] = []
+
+    async def close(**_input: Any) -> str:
+        await forks[0].close()
+        return "closed"
+
+    async with world.open() as runtime:
+        script = [call_tool("close"), reply("so be it")]
+        await resident(world, script, tools=[tool("close", close)])
+        forks.append(await runtime.open_conversation("ana", channel="c1"))
+        await forks[0].send("go")
+        await forks[0].wait_idle()
+        assert (await shown(forks[0]))[-1] == "assistant: so be it"
+        await forks[0].close()
+        assert not runtime.dead_letters()
 
 
 @pytest.mark.parametrize(

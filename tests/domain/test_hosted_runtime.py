@@ -19,8 +19,10 @@ from abeyance.actors.domain.errors import (
     RuntimeClosedError,
     UnknownAgentError,
 )
+from abeyance.actors.providers.port import ModelRequest, ProviderMessage
 from abeyance.actors.testing import Gate, ScriptedProvider, call_tool, fail, reply
 from abeyance.storage.errors import StorageError
+from abeyance.storage.tables.blocks import TextBlock
 
 from .world import tool
 
@@ -46,6 +48,32 @@ def spec(script: Any = (), name: str = "ana", **fields: Any) -> AgentSpec:
 
 def echo() -> ScriptedProvider:
     return ScriptedProvider.echo()
+
+
+def test_agents_that_end_and_runs_have_the_same_verbs_under_threads(host: HostedRuntime) -> None:
+    said = [reply("hello"), reply("aside"), reply("in short"), reply("once")]
+    ana = host.add_agent(spec(script := ScriptedProvider(said)))
+    ana.send("hi")
+    ana.wait_idle()
+    fork = host.open_conversation("ana", channel="c1")
+    assert (fork.agent, fork.channel) == ("ana", "c1")
+    fork.send("and here")
+    fork.wait_idle()
+    assert [message.text for message in fork.transcript()] == ["hi", "hello", "and here", "aside"]
+    words = ProviderMessage("user", (TextBlock(text="sum up"),))
+    answer = ana.auxiliary_call(ModelRequest(model="m2", messages=(words,)))
+    assert answer.blocks == (TextBlock(text="in short"),)
+    assert (
+        host.run_ephemeral(spec(script, name="sum"), "go", block=False).get(timeout=WAIT_S)
+        == "once"
+    )
+    assert fork.close(block=False).get(timeout=WAIT_S) is None
+    fork.close()
+    with pytest.raises(UnknownAgentError):
+        fork.send("late")
+    host.remove_agent("ana", requester="ops")
+    with pytest.raises(UnknownAgentError):
+        host.agent("ana")
 
 
 def test_every_verb_blocks_until_it_is_done(host: HostedRuntime) -> None:

@@ -108,3 +108,26 @@ def test_a_wake_is_work_or_a_dead_letter_whatever_commit_of_an_end_dies(
         turns = [turn for turn in lives.rows("turns") if turn.state in ("running", "held")]
         places = len(lives.rows("wakes")) + len(turns) + len(lives.rows("dead_letters"))
         assert places == len(sent), directory.name
+
+
+POINTS = [
+    "ephemeral.started",
+    "turn.after_reply",
+    "ephemeral.answered",
+    *(f"writer.after_commit:{nth}" for nth in range(3, 10)),
+]
+
+
+def test_a_run_that_a_death_cut_off_is_closed_and_never_resumed(tmp_path: Path) -> None:
+    deaths = [(tmp_path / str(nth), "run", point) for nth, point in enumerate(POINTS)]
+    openings = [(directory, "only_open", "") for directory, _, _ in deaths]
+    statuses = play([*deaths, *openings])
+    assert statuses.count(KILLED) >= 6
+    assert statuses[len(deaths) :] == [0] * len(openings)
+    for directory, _, point in deaths:
+        lives = Lives(directory)
+        assert not lives.rows("ephemerals"), point
+        assert not lives.rows("wakes"), point
+        assert {turn.state for turn in lives.rows("turns")} <= {"done", "cancelled"}, point
+        assert all(lease.turn is None for lease in lives.rows("leases")), point
+        assert all(agent.ended_ms is not None for agent in lives.rows("agents")), point

@@ -61,8 +61,16 @@ async def remove(runtime: Runtime) -> None:
     await runtime.remove_agent("ana")
 
 
+async def run(runtime: Runtime) -> None:
+    spec = AgentSpec(name="sum", provider=ScriptedProvider([reply("in short")]), model="m")
+    await runtime.run_ephemeral(spec, "go")
+
+
 async def only_open(runtime: Runtime) -> None:
-    await trio.testing.wait_all_tasks_blocked(0.05)
+    """Until the runs that a death cut off are closed."""
+    with trio.fail_after(20):
+        while any(runtime._store.scan("ephemerals", ())):
+            await trio.testing.wait_all_tasks_blocked(0.02)
 
 
 async def play(directory: Path, life: str) -> None:
@@ -70,7 +78,7 @@ async def play(directory: Path, life: str) -> None:
         await globals()[life](runtime)
 
 
-def run(directory: Path, life: str, point: str) -> list[Any]:
+def live(directory: Path, life: str, point: str) -> list[Any]:
     """The wait status of a fork that plays a life, and the error it ended with."""
     read, write = os.pipe()
     pid = os.fork()
@@ -93,4 +101,4 @@ def run(directory: Path, life: str, point: str) -> list[Any]:
 
 if __name__ == "__main__":
     job = json.load(sys.stdin)
-    json.dump([run(Path(life[0]), *life[1:]) for life in job], sys.stdout)
+    json.dump([live(Path(life[0]), *life[1:]) for life in job], sys.stdout)
