@@ -14,13 +14,14 @@ from __future__ import annotations
 from typing import Any
 
 from abeyance.storage.codec import encode
-from abeyance.storage.errors import OwnedElsewhereError
+from abeyance.storage.errors import OwnedElsewhereError, UnreadableRecordError
 from abeyance.storage.ownership import Ownership
 from abeyance.storage.store import Committed, Guard, NotStored, Put, Refused, Request, Store
 from abeyance.storage.tables.agents import Agent as AgentRecord
 
 from .core import ActorSystem, ChildSpec, Supervisor, SupervisorSpec
 from .core.clock import Clock
+from .core.errors import ChildStartError
 from .domain.accounts import Accounts
 from .domain.agent import Agent, AgentView
 from .domain.alert_book import AlertDesk
@@ -29,6 +30,7 @@ from .domain.errors import AgentExistsError, AgentOwnedElsewhereError, not_store
 from .domain.gate import Account, Gate
 from .domain.slot import Slot, SlotView
 from .domain.slot_messages import AgentKind
+from .domain.slot_rows import check_agent_rows
 from .domain.tools import ToolRunner
 from .domain.turn import TurnSeams, TurnSettings
 from .domain.wait_book import WaitBook
@@ -149,7 +151,12 @@ class Groups:
     async def start(
         self, settings: TurnSettings, kind: AgentKind = "resident", parent: str | None = None
     ) -> Member:
-        """Start an agent's groups; it goes on with what its rows hold."""
+        """Start an agent's groups; it goes on with what its rows hold.
+
+        Raises:
+            UnreadableRecordError: A row that it goes on from cannot be read; nothing was started.
+        """
+        check_agent_rows(self._store, settings.name)
         slot_group, slot_view, parking = await self.start_slot(settings.name)
         try:
             member = await self._start_agent(settings, slot_group, slot_view, parking)
@@ -171,15 +178,18 @@ class Groups:
             name=f"slot:{name}",
         )
         # A group of its own: a slot that crashes for ever is parked, its siblings run.
-        slot_group = await self._system.start_supervisor(
-            SupervisorSpec(
-                id=f"slot:{name}",
-                children=(slot_spec,),
-                on_exhausted="park",
-                on_parked=parking.park,
-            ),
-            parent=self._slots,
+        spec = SupervisorSpec(
+            id=f"slot:{name}",
+            children=(slot_spec,),
+            on_exhausted="park",
+            on_parked=parking.park_slot,
         )
+        try:
+            slot_group = await self._system.start_supervisor(spec, parent=self._slots)
+        except ChildStartError as error:
+            if isinstance(error.__cause__, UnreadableRecordError):
+                raise error.__cause__ from None
+            raise
         return slot_group, slot_view, parking
 
     async def _start_agent(

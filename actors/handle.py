@@ -22,7 +22,7 @@ from .domain.ingress import (
     new_message_id,
     read_blocks,
 )
-from .domain.requesters import Door, read_requester
+from .domain.requesters import Door
 from .domain.slot_messages import Accept, Receipt, RewindReceipt, RewindSlot, UndoRewind
 from .domain.transcript import TranscriptMessage, find_place, read_rewound, read_transcript
 
@@ -69,15 +69,20 @@ class AgentHandle:
             OwnershipLostError: Another process took the slot over; nothing was stored.
             AgentParkedError: It crashed too often; nothing was stored.
             RuntimeClosedError: The runtime has ended; nothing was stored.
-            OutcomeUnknownError: It ended before it answered; send again under the same `id`.
+            OutcomeUnknownError: It ended, or the agent was parked, before it answered; send again
+                under the same `id`.
         """
         member = self._runtime._member(self.name)
         accept = self._read(content, author, id, wake, channel)
         member.check_accepts()
+        sends, asked = member.parking.sends, member.slot.ask(accept)
+        sends.add(asked)
         try:
-            receipt: Receipt = await member.slot.ask(accept)
+            receipt: Receipt = await asked
         except ActorDeadError as error:
             raise _ended_meanwhile(error, accept.message) from error
+        finally:
+            sends.discard(asked)
         return receipt
 
     def hand_over(
@@ -100,7 +105,11 @@ class AgentHandle:
         asked: TrioFuture[Receipt] = member.slot.ask(accept, block=False)
         answered: TrioFuture[Receipt] = TrioFuture()
 
+        sends = member.parking.sends
+        sends.add(asked)
+
         def answer() -> None:
+            sends.discard(asked)
             try:
                 answered.set(asked.get())
             except ActorDeadError as error:
@@ -185,7 +194,7 @@ class AgentHandle:
         async for message in read_rewound(self._runtime._store, member.slot_name):
             yield message
 
-    async def rewind(self, to: str | int, *, requester: str) -> RewindReceipt:
+    async def rewind(self, to: str | int, *, requester: str, door: Door = "api") -> RewindReceipt:
         """Take everything behind a message out of the transcript. An operator's act.
 
         A live turn is ended first, its open tool gap closed; its wakes are given back where
@@ -198,12 +207,15 @@ class AgentHandle:
 
         Args:
             to: The last message that stays: its id, or its place (`.seq`); 0 keeps none.
-            requester: Who asks, as it is recorded; one line, cut off at 200 characters.
+            requester: Who asks, as it is recorded behind the door's name; one line, cut off at
+                200 characters.
+            door: The way the request came; `api` asks the host's admin gate.
         Returns:
             The places between which lay what was taken out, or None and None.
         Raises:
             InvalidInputError: `to` or `requester` is malformed, or `to` lies between a tool call
                 and its result; nothing was done.
+            NotPermittedError: The host's admin gate did not let it pass; nothing was done.
             UnknownMessageError: No such message in the transcript; nothing was done.
             RewindRefusedError: 64 rewinds are kept already, or another agent's turn lives on this
                 slot; nothing was done.
@@ -211,9 +223,14 @@ class AgentHandle:
             NotStoredError: The commit failed; nothing was rewound.
             AgentParkedError, OwnershipLostError, RuntimeClosedError: As for `send`.
         """
-        return await self._rewind(to, requester, "api")
+        runtime = self._runtime
+        member = runtime._member(self.name)
+        by = runtime._permitted("rewind", self.name, requester, door)
+        place = await find_place(runtime._store, member.slot_name, to)
+        now_ms = runtime.clock.now_ms()
+        return await self._ask_agent(RewindSlot(place, new_message_id(now_ms), by, now_ms))
 
-    async def undo_rewind(self, *, requester: str) -> RewindReceipt:
+    async def undo_rewind(self, *, requester: str, door: Door = "api") -> RewindReceipt:
         """Put back what the last rewind took out, as long as the transcript did not go on since.
 
         A checkpoint. Cancelled: it may have been done; the transcript tells.
@@ -226,20 +243,10 @@ class AgentHandle:
             NotStoredError: The commit failed; nothing was done.
             AgentParkedError, OwnershipLostError, RuntimeClosedError: As for `send`.
         """
-        return await self._undo_rewind(requester, "api")
-
-    async def _rewind(self, to: str | int, requester: str, door: Door) -> RewindReceipt:
         runtime = self._runtime
-        member = runtime._member(self.name)
-        by = read_requester(requester, door)
-        place = await find_place(runtime._store, member.slot_name, to)
-        now_ms = runtime.clock.now_ms()
-        return await self._ask_agent(RewindSlot(place, new_message_id(now_ms), by, now_ms))
-
-    async def _undo_rewind(self, requester: str, door: Door) -> RewindReceipt:
-        self._runtime._member(self.name)
-        undo = UndoRewind(read_requester(requester, door), self._runtime.clock.now_ms())
-        return await self._ask_agent(undo)
+        runtime._member(self.name)
+        by = runtime._permitted("undo_rewind", self.name, requester, door)
+        return await self._ask_agent(UndoRewind(by, runtime.clock.now_ms()))
 
     async def _ask_agent(self, message: RewindSlot | UndoRewind) -> RewindReceipt:
         member = self._runtime._member(self.name)

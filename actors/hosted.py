@@ -28,14 +28,16 @@ from .domain.asks import ASKS
 from .domain.errors import RuntimeClosedError
 from .domain.ingress import Content
 from .domain.protocol import ReleaseReceipt
+from .domain.requesters import Admin
+from .domain.slot_messages import RewindReceipt
 from .domain.spec import AgentSpec
 from .domain.transcript import TranscriptMessage
 from .domain.wait_book import ProviderWait
 from .handle import AgentHandle
 from .opening import StoreFaults, open_runtime
 from .providers.port import ModelReply, ModelRequest
-from .runtime import Runtime
-from .status import RuntimeStatus
+from .runtime import EVERY_MODEL, Runtime
+from .status import AgentHealth, RuntimeStatus
 
 
 class HostedRuntime:
@@ -53,6 +55,7 @@ class HostedRuntime:
         alert_sinks: Where else alerts are taken to. They run on the runtime's loop.
         trace: Whether messages carry the OpenTelemetry context, as for `open_runtime`.
         account_waits: As for `open_runtime`.
+        admin: The host's gate for operators' acts, as for `open_runtime`; it runs on the loop.
     """
 
     def __init__(
@@ -67,8 +70,10 @@ class HostedRuntime:
         alert_sinks: Sequence[AlertSink] = (),
         trace: bool = False,
         account_waits: bool = False,
+        admin: Admin | None = None,
     ) -> None:
         self._trace = trace
+        self._admin = admin
         self._webhook = webhook
         self._alert_sinks = tuple(alert_sinks)
         self._account_waits = account_waits
@@ -162,6 +167,7 @@ class HostedRuntime:
                 webhook=self._webhook,
                 alert_sinks=self._alert_sinks,
                 account_waits=self._account_waits,
+                admin=self._admin,
             ) as runtime:
                 self._opened.set(runtime)
                 await self._stop.wait()
@@ -244,14 +250,14 @@ class HostedRuntime:
 
     @overload
     def release_provider_wait(
-        self, agent: str, model: str | None = None, *, requester: str, block: Literal[True] = True
+        self, agent: str, model: str = EVERY_MODEL, *, requester: str, block: Literal[True] = True
     ) -> ReleaseReceipt: ...
     @overload
     def release_provider_wait(
-        self, agent: str, model: str | None = None, *, requester: str, block: Literal[False]
+        self, agent: str, model: str = EVERY_MODEL, *, requester: str, block: Literal[False]
     ) -> TrioFuture[ReleaseReceipt]: ...
     def release_provider_wait(
-        self, agent: str, model: str | None = None, *, requester: str, block: bool = True
+        self, agent: str, model: str = EVERY_MODEL, *, requester: str, block: bool = True
     ) -> Any:
         """End an agent's waits. As `Runtime.release_provider_wait`."""
 
@@ -318,6 +324,15 @@ class HostedRuntime:
             return await runtime.replay_quarantined(id, requester=requester)
 
         return self._call(replay, block)
+
+    def health(self) -> dict[str, AgentHealth]:
+        """How each agent stands with its providers. As `Runtime.health`."""
+
+        async def read(runtime: Runtime) -> dict[str, AgentHealth]:
+            return runtime.health()
+
+        found: dict[str, AgentHealth] = self._call(read, True)
+        return found
 
     def status(self) -> RuntimeStatus:
         """A snapshot. As `Runtime.status`."""
@@ -445,6 +460,31 @@ class HostedAgent:
 
         found: list[TranscriptMessage] = self._host._call(read, True)
         return found
+
+    def rewound(self) -> list[TranscriptMessage]:
+        """What rewinds took out of the transcript and is still kept. As `AgentHandle.rewound`."""
+
+        async def read(runtime: Runtime) -> list[TranscriptMessage]:
+            return [message async for message in self._handle.rewound()]
+
+        found: list[TranscriptMessage] = self._host._call(read, True)
+        return found
+
+    def rewind(self, to: str | int, *, requester: str, block: bool = True) -> Any:
+        """Take everything behind a message out of the transcript. As `AgentHandle.rewind`."""
+
+        async def rewind(runtime: Runtime) -> RewindReceipt:
+            return await self._handle.rewind(to, requester=requester)
+
+        return self._host._call(rewind, block)
+
+    def undo_rewind(self, *, requester: str, block: bool = True) -> Any:
+        """Put back what the last rewind took out. As `AgentHandle.undo_rewind`."""
+
+        async def undo(runtime: Runtime) -> RewindReceipt:
+            return await self._handle.undo_rewind(requester=requester)
+
+        return self._host._call(undo, block)
 
 
 class HostedConversation(HostedAgent):

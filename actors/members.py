@@ -9,14 +9,16 @@ from typing import Any
 
 import trio
 
-from .core import Supervisor, TrioActorRef
+from .core import Supervisor, TrioActorRef, TrioFuture
+from .core.errors import OutcomeUnknownError
 from .domain.agent import Agent, AgentView
 from .domain.auxiliary import Auxiliary
 from .domain.errors import AgentParkedError
 from .domain.slot import Slot, SlotView
 from .domain.slot_messages import AgentKind
 from .domain.turn import TurnSettings
-from .status import AgentStatus, HeldStatus
+from .domain.wait_book import WaitBook
+from .status import Admission, AgentStatus, HeldStatus
 
 
 class Parking:
@@ -29,6 +31,8 @@ class Parking:
     def __init__(self, told: Callable[[BaseException], object]) -> None:
         self._told = told
         self._waiting: set[trio.CancelScope] = set()
+        self.sends: set[TrioFuture[Any]] = set()
+        """Who waits for the slot to accept a message."""
 
     @contextmanager
     def cut_off(self) -> Iterator[trio.CancelScope]:
@@ -45,6 +49,20 @@ class Parking:
         self._told(error)
         for scope in self._waiting:
             scope.cancel()
+
+    def park_slot(self, parked: object, error: BaseException) -> None:
+        """The slot's group parked: what was sent to it waits for as long as it is parked."""
+        self.park(parked, error)
+        for future in list(self.sends):
+            # Answered late, it is past its asker, as an ask that has expired.
+            future._fail(
+                OutcomeUnknownError(
+                    "the agent's slot was parked before it answered; whether the message is "
+                    "accepted once the agent is resumed is unknown; see the log, mend the cause, "
+                    "resume it, and send again under the same id",
+                    actor=None,
+                )
+            )
 
 
 @dataclass(slots=True)
@@ -72,7 +90,12 @@ class Member:
     def is_parked(self) -> bool:
         return "parked" in (self.group.state, self.slot_group.state)
 
-    def status(self) -> AgentStatus:
+    @property
+    def calls_out(self) -> int:
+        """How many provider calls were admitted and not settled yet."""
+        return len(self.group.refs["gate"]._cell.kept.permits)
+
+    def status(self, waits: WaitBook) -> AgentStatus:
         """The agent as it stands now; asks no actor."""
         name, view, book = self.settings.name, self.agent_view, self.slot_view.book
         turn, held = view.turn, view.held
@@ -92,6 +115,11 @@ class Member:
             else HeldStatus(held.model, held.cause, held.deadline_ms, held.reason),
             inbox=0 if book is None else len(book.inbox),
             wakes=0 if book is None else book.wakes_retained(name),
+            admission=Admission(
+                waits=waits.listing(name),
+                pending=sum(act.key[0] == name for act in waits.pending),
+                calls=self.calls_out,
+            ),
         )
 
     def check_accepts(self) -> None:

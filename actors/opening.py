@@ -25,6 +25,7 @@ from .core.ports import FaultHooks
 from .domain.alert_book import AlertSink, Webhook
 from .domain.asks import ASKS
 from .domain.errors import InvalidSpecError
+from .domain.requesters import Admin
 from .ops.control import serve_control
 from .ops.failures_log import FailuresLog
 from .runtime import Runtime
@@ -49,6 +50,7 @@ async def open_runtime(
     alert_sinks: Sequence[AlertSink] = (),
     trace: bool = False,
     account_waits: bool = False,
+    admin: Admin | None = None,
 ) -> AsyncIterator[Runtime]:
     """Open a runtime on a state directory; it is created, mode 0700, where it is not there.
 
@@ -71,9 +73,12 @@ async def open_runtime(
             (the `otel` extra). Of a `system` that is handed in, its own `trace` decides.
         account_waits: Whether a wait binds every agent here whose provider calls with the same
             credential (`Provider.credential`), and not only the agent it was stated to.
+        admin: The host's gate for an operator's acts (releases, rewinds) that come through this
+            API: a function of an `OperatorAct`; only True lets it pass. By default every caller
+            may. The control socket has its own gate: its mode of 0600.
     Raises:
         InvalidSpecError: The directory's name is empty; the system's asks have a deadline, or it
-            has other faults; the webhook or a sink is malformed. Nothing was opened.
+            has other faults; the webhook, a sink or the gate is malformed. Nothing was opened.
         StorageError: The directory is not a store that can be opened here; each kind says why and
             what to do. Nothing was changed.
         StoreLostError: The writer died for good while the runtime was open; raised at the end.
@@ -89,6 +94,8 @@ async def open_runtime(
         # As a path it would be the working directory, which a host whose setting is empty did not
         # mean.
         raise InvalidSpecError("directory", "must name a directory; it is empty")
+    if admin is not None and not callable(admin):
+        raise InvalidSpecError("admin", "must be a function of an OperatorAct, or None")
     wall = clock if clock is not None else SystemClock()
     # Absolute, so that a later chdir moves nothing and a status says where it is.
     sinks = _sinks(webhook, alert_sinks)
@@ -101,7 +108,14 @@ async def open_runtime(
             runs = system if system is not None else _new_system(wall, faults, trace)
             written = store if faults is None else faults.store(store)
             runtime = Runtime(
-                path, written, ownership, runs, wall, (FailuresLog(path), *sinks), account_waits
+                path,
+                written,
+                ownership,
+                runs,
+                wall,
+                (FailuresLog(path), *sinks),
+                account_waits,
+                admin,
             )
             try:
                 runtime._counts.take_over(ownership.is_alive)

@@ -55,6 +55,7 @@ from .domain.journal import CommitFigures, Journal
 from .domain.protocol import OfferPending, ReleaseReceipt, ReleaseWaits
 from .domain.reminders import NAME as REMINDERS
 from .domain.reminders import DurableReminders, Reminders
+from .domain.requesters import Admin, Door, OperatorAct, check_permitted, read_requester
 from .domain.rings import WaitRings
 from .domain.spec import AgentSpec, check_spec
 from .domain.tools import ToolRunner
@@ -65,11 +66,12 @@ from .groups import Groups
 from .handle import AgentHandle, closed
 from .members import Member
 from .replays import read_page, replay
-from .status import RuntimeStatistics, RuntimeStatus
+from .status import AgentHealth, RuntimeStatistics, RuntimeStatus
 
 STOP_DEADLINE_S: Final = 30.0
 """How long a graceful end may take before what is left is cut off; what is durable stays."""
 REQUESTER_CHARS_MAX: Final = 200
+EVERY_MODEL: Final = "*"
 
 
 class Runtime:
@@ -84,9 +86,11 @@ class Runtime:
         clock: Clock,
         sinks: Sequence[AlertSink] = (),
         account_waits: bool = False,
+        admin: Admin | None = None,
     ) -> None:
         self.directory = directory
         self.clock = clock
+        self._admin = admin
         self._store = store
         self._ownership = ownership
         self._system = system
@@ -363,23 +367,32 @@ class Runtime:
         return self._waits.listing(agent)
 
     async def release_provider_wait(
-        self, agent: str, model: str | None = None, *, requester: str
+        self, agent: str, model: str = EVERY_MODEL, *, requester: str, door: Door = "api"
     ) -> ReleaseReceipt:
         """End an agent's waits: of one model, or (no model, or `*`) of all.
 
         A checkpoint. Cancelled: the release may have been recorded; `provider_waits` tells.
         Durable: where the receipt says `recorded`; `pending` binds in this process already.
 
+        Args:
+            agent: Whose waits; an agent of this runtime, or one that the listing still shows.
+            model: A model's name. Anything else but `*`, None included, is refused.
+            requester: Who asks, as it is recorded behind the door's name; one line, cut off at
+                200 characters.
+            door: The way the request came; `api` asks the host's admin gate.
         Raises:
             InvalidNameError: Agent or model is malformed; nothing was released.
+            InvalidInputError: The requester is malformed; nothing was released.
+            NotPermittedError: The host's admin gate did not let it pass; nothing was released.
             UnknownAgentError: No such agent here and no wait of one; nothing was released.
             AgentOwnedElsewhereError: A live process owns the agent; release it there, so that
                 its held turn learns of it. Nothing was released.
         """
         self._check_open()
         check_name(agent, "agent")
-        if model is not None and model != "*":
+        if model != EVERY_MODEL:
             check_name(model, "model")
+        by = self._permitted("release_provider_wait", agent, requester, door)
         known = agent in self._members or any(act.key[0] == agent for act in self._waits.pending)
         if not known and not self.provider_waits(agent):
             raise UnknownAgentError(
@@ -388,11 +401,15 @@ class Runtime:
                 agent=agent,
             )
         self._check_not_owned_elsewhere(agent)
-        release = ReleaseWaits(
-            agent, None if model == "*" else model, clean_text(str(requester), REQUESTER_CHARS_MAX)
-        )
-        receipt: ReleaseReceipt = await self._ledger.ask(release)
+        scope = None if model == EVERY_MODEL else model
+        receipt: ReleaseReceipt = await self._ledger.ask(ReleaseWaits(agent, scope, by))
         return receipt
+
+    def _permitted(self, verb: str, agent: str, requester: str, door: Door) -> str:
+        """Who asks for an operator's act, as it is recorded; refused where the gate refuses."""
+        by = read_requester(requester, door)
+        check_permitted(self._admin, OperatorAct(verb, agent, by), door)
+        return by
 
     def _check_not_owned_elsewhere(self, agent: str) -> None:
         row = self._store.get("owners", ("agent", agent))
@@ -495,10 +512,30 @@ class Runtime:
             host=socket.gethostname(),
             started_ms=self._started_ms,
             now_ms=self.clock.now_ms(),
-            agents=tuple(self._members[name].status() for name in sorted(self._members)),
+            agents=tuple(self._members[name].status(self._waits) for name in sorted(self._members)),
             waits=self.provider_waits(),
             dead_letters=self._system.dead_letters.total,
             quarantine=self._system.quarantine.total,
+        )
+
+    def health(self) -> dict[str, AgentHealth]:
+        """How each agent stands with its providers, by name. Not a checkpoint; asks no actor.
+
+        Agents that are gone and that a wait is still listed of are not in it: see
+        `provider_waits`.
+        """
+        self._check_open()
+        return {name: self._health(self._members[name]) for name in sorted(self._members)}
+
+    def _health(self, member: Member) -> AgentHealth:
+        status = member.status(self._waits)
+        binding = {wait.model for wait in status.admission.waits}
+        return AgentHealth(
+            state=status.state,
+            model=status.model,
+            can_call=status.held is None and not binding & {status.model, EVERY_MODEL},
+            held=status.held,
+            admission=status.admission,
         )
 
     @property
@@ -513,7 +550,7 @@ class Runtime:
             RuntimeClosedError: The runtime has ended.
         """
         self._check_open()
-        agents = [member.status() for member in list(self._members.values())]
+        agents = [member.status(self._waits) for member in list(self._members.values())]
         return RuntimeStatistics(
             agents=Counter(agent.state for agent in agents),
             holds=Counter(agent.held.cause for agent in agents if agent.held is not None),

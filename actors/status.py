@@ -20,6 +20,21 @@ class HeldStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class Admission:
+    """How an agent stands with its providers.
+
+    Attributes:
+        waits: The waits that bind it, by model; one whose record cannot be read is one of them.
+        pending: How many statements and releases of it are not stored yet. They bind all the same.
+        calls: How many provider calls are out.
+    """
+
+    waits: tuple[ProviderWait, ...]
+    pending: int
+    calls: int
+
+
+@dataclass(frozen=True, slots=True)
 class AgentStatus:
     """One agent as it stands now."""
 
@@ -32,6 +47,26 @@ class AgentStatus:
     held: HeldStatus | None
     inbox: int
     wakes: int
+    admission: Admission
+
+
+@dataclass(frozen=True, slots=True)
+class AgentHealth:
+    """One agent's health.
+
+    Attributes:
+        state: As in its status.
+        model: The model it asks.
+        can_call: Whether a call to that model would be admitted now, as far as waits go.
+        held: What its turn is held by, or None.
+        admission: How it stands with its providers.
+    """
+
+    state: str
+    model: str
+    can_call: bool
+    held: HeldStatus | None
+    admission: Admission
 
 
 @dataclass(frozen=True, slots=True)

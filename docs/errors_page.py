@@ -42,6 +42,7 @@ FAMILIES = (
         FutureSettledError NameTakenError
         UnknownEntryError ReplaysExceededError MessageNotKeptError
         AgentExistsError AgentOwnedElsewhereError InboxFullError MessageConflictError
+        NotPermittedError
         RuntimeClosedError RewindRefusedError UnknownMessageError AgentParkedError AgentEndedError AdmissionClosedError RunExhaustedError RunFailedError RunInterruptedError UnknownAgentError LeaseLostError OwnershipLostError
         AlreadyOpenError MissingStoreError NoFileLocksError OwnedElsewhereError StoreBusyError
         StoreClosedError

@@ -273,6 +273,7 @@ def _open(table: str, key: bytes, raw: bytes) -> _Header:
                 first == _PLAIN
                 and field == _SUM_FIELD
                 and raw[at : at + 3] == b"\xa1b\xc4"
+                and len(raw) > at + 3  # It may be cut short right here.
                 and raw[at + 3] == len(raw) - at - 4
             ):
                 body = raw[at + 4 :]

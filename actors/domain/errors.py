@@ -68,6 +68,14 @@ class AgentEndedError(AbeyanceError):
     agent: str
 
 
+class NotPermittedError(AbeyanceError):
+    """The host's admin gate did not let this act pass. Nothing was done."""
+
+    code = "not_permitted"
+    verb: str
+    agent: str
+
+
 class AgentExistsError(AbeyanceError):
     """An agent of that name was added to this runtime before. Nothing was done."""
 

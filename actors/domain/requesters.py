@@ -1,4 +1,4 @@
-"""Who asked for an operator's act, as it is recorded: the door it came through, and a name.
+"""Who asks for an operator's act: the door it comes through, a name, and whether it may.
 
 The name is what the caller says; the door is what this process knows. So a requester cannot pass
 for one of another door, nor write a line of a log.
@@ -6,14 +6,33 @@ for one of another door, nor write a line of a log.
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypeAlias
+from collections.abc import Callable
+from typing import Final, Literal, NamedTuple, TypeAlias
 
-from .errors import InvalidInputError
+from abeyance.actors.core.logs import Log
+
+from .errors import InvalidInputError, NotPermittedError
 from .ingress import clean_text
 
 Door: TypeAlias = Literal["api", "cli"]
 """`api`: the host's own code. `cli`: the control socket, whose mode of 0600 is its gate."""
 REQUESTER_CHARS_MAX: Final = 200
+
+_logger = Log(__name__)
+
+
+class OperatorAct(NamedTuple):
+    """What a host's admin gate is asked about."""
+
+    verb: str
+    """The method's name: `release_provider_wait`, `rewind`, `undo_rewind`."""
+    agent: str
+    requester: str
+    """As it would be recorded."""
+
+
+Admin: TypeAlias = Callable[[OperatorAct], bool]
+"""A host's admin gate. Called on the loop thread; must not block. Only True lets an act pass."""
 
 
 def read_requester(requester: object, door: Door) -> str:
@@ -29,3 +48,26 @@ def read_requester(requester: object, door: Door) -> str:
     if not name:
         raise InvalidInputError("requester", "must say who asks")
     return f"{door}:{name}"
+
+
+def check_permitted(admin: Admin | None, act: OperatorAct, door: Door) -> None:
+    """Ask the host's gate about an act that comes through its API; one that fails lets nobody by.
+
+    Raises:
+        NotPermittedError: It did not say yes; nothing was done.
+    """
+    if admin is None or door != "api":
+        return
+    cause: Exception | None = None
+    try:
+        if admin(act) is True:
+            return
+    except Exception as error:
+        _logger.exception("the host's admin gate failed, so %s is refused", act.verb)
+        cause = error
+    raise NotPermittedError(
+        f"{act.requester!r} may not {act.verb} of {act.agent!r}: the host's admin gate "
+        f"{'failed' if cause is not None else 'refused'}; nothing was done; ask an admin",
+        verb=act.verb,
+        agent=act.agent,
+    ) from cause

@@ -19,6 +19,19 @@ def read_owner(store: Store, slot: str) -> tuple[Owner | None, int]:
     return (None, 0) if row is None else (row.record, row.counter)
 
 
+def check_agent_rows(store: Store, agent: str) -> None:
+    """Read what an agent goes on from: its head, its open turn, and its wakes.
+
+    Raises:
+        UnreadableRecordError: One of them cannot be read; it names the row.
+    """
+    head = store.get("heads", (agent,))
+    if head is not None and head.record.open_turn is not None:
+        store.get("turns", (agent, head.record.open_turn))
+    for _ in read_rows(store, "wakes", (agent,)):
+        pass
+
+
 def read_cuts(store: Store, slot: str) -> tuple[Cut, ...]:
     """The rewinds of a slot whose rows may still be there."""
     row = store.get("leases", (slot,))

@@ -54,6 +54,7 @@ from .protocol import (
     EntryReport,
     ReleaseReport,
     ReplayReport,
+    RewindReport,
     StateUnusableError,
     StatusReport,
     TreeReport,
@@ -132,7 +133,8 @@ class Target(Protocol):
 
     def status(self) -> StatusReport: ...
     def waits(self, agent: str | None = None) -> tuple[WaitReport, ...]: ...
-    def release(self, agent: str, model: str | None = None) -> ReleaseReport: ...
+    def release(self, agent: str, model: str = EVERY_MODEL) -> ReleaseReport: ...
+    def rewind(self, agent: str, to: str | int | None) -> RewindReport: ...
     def entries(
         self, kind: Kind, *, before: int | None = None, limit: int = 100
     ) -> tuple[EntryReport, ...]: ...
@@ -221,8 +223,8 @@ def release(
     if every and model is not None:
         raise typer.BadParameter("--model and --all exclude each other")
     check_name(agent, "agent")
-    scope = None if model == EVERY_MODEL else model
-    if scope is not None:
+    scope = EVERY_MODEL if model is None else model
+    if scope != EVERY_MODEL:
         check_name(scope, "model", reserved=False)
     target = open_target(directory, writing=True)
     try:
@@ -238,6 +240,40 @@ def release(
         _drop_output()
         cause = error.strerror if isinstance(error, OSError) else "nobody reads it"
         _say(f"the release was done; what it lifted cannot be printed ({cause})")
+
+
+@app.command()
+def rewind(
+    directory: StateDir,
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="Whose transcript.")],
+    to: Annotated[
+        str | None, typer.Option(metavar="ID", help="The last message that stays, by its id.")
+    ] = None,
+    place: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, help="The same by its place; 0: none stays."),
+    ] = None,
+    undo: Annotated[bool, typer.Option("--undo", help="Put back what the last took out.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Take everything behind a message out of an agent's transcript. Waits and inbox stay."""
+    if (to is not None) + (place is not None) + undo != 1:
+        raise typer.BadParameter("name one of --to, --place and --undo")
+    check_name(agent, "agent")
+    if to is not None:
+        check_name(to, "to", reserved=False)
+    target = open_target(directory)
+    try:
+        report = target.rewind(agent, to if to is not None else place)
+    finally:
+        target.close()
+    if as_json:
+        typer.echo(json_text(report))
+    elif report.first is None:
+        typer.echo(f"{agent}: nothing was behind it")
+    else:
+        done = "put back" if undo else "taken out, and kept for 7 days"
+        typer.echo(f"{agent}: places {report.first} to {report.last} {done}")
 
 
 @app.command()

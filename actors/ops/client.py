@@ -25,6 +25,7 @@ from abeyance.actors.domain.archive_book import Kind
 
 from .address import SOCKET_NAME, socket_address
 from .protocol import (
+    EVERY_MODEL,
     PROTOCOL,
     REPLY_BYTES_MAX,
     AlertReport,
@@ -43,6 +44,8 @@ from .protocol import (
     ReplayRequest,
     Reply,
     Request,
+    RewindReport,
+    RewindRequest,
     StatusReport,
     StatusRequest,
     TreeReport,
@@ -166,9 +169,9 @@ class ControlClient:
         return self._ask(TreeRequest(depth=depth, width=width), TreeReport).tree
 
     def release(
-        self, agent: str, model: str | None = None, *, requester: str | None = None
+        self, agent: str, model: str = EVERY_MODEL, *, requester: str | None = None
     ) -> ReleaseReport:
-        """End the waits of one agent: one model's, or with None every model's.
+        """End the waits of one agent: one model's, or with `*` every model's.
 
         Durable for each wait that the receipt calls `recorded`.
 
@@ -178,10 +181,29 @@ class ControlClient:
         """
         request = ReleaseRequest(
             agent=agent,
-            model=msgspec.UNSET if model is None else model,
+            model=model,
             requester=this_requester() if requester is None else requester,
         )
         return self._ask(request, ReleaseReport)
+
+    def rewind(
+        self, agent: str, to: str | int | None, *, requester: str | None = None
+    ) -> RewindReport:
+        """Rewind an agent's transcript to a message, or with None undo the last rewind.
+
+        Durable: on return.
+
+        Raises:
+            RefusedByHostError: The host refused it; nothing was done.
+            HostSilentError: Whether it was done is unknown; the transcript tells.
+        """
+        request = RewindRequest(
+            agent=agent,
+            to=msgspec.UNSET if to is None else to,
+            undo=to is None,
+            requester=this_requester() if requester is None else requester,
+        )
+        return self._ask(request, RewindReport)
 
     def entries(
         self, kind: Kind, *, before: int | None = None, limit: int = 100

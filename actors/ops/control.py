@@ -27,14 +27,17 @@ import trio
 from abeyance.actors._version import __version__
 from abeyance.actors.core.errors import AbeyanceError
 from abeyance.actors.core.logs import Log
+from abeyance.actors.domain.requesters import Door
 from abeyance.storage.locks import FileLock
 
 from .address import LOCK_NAME, SOCKET_NAME, socket_address
 from .protocol import (
     ERROR_CHARS_MAX,
+    EVERY_MODEL,
     PROTOCOL,
     REPLY_BYTES_MAX,
     REQUEST_BYTES_MAX,
+    AdmissionReport,
     AgentReport,
     AlertReport,
     AlertsReport,
@@ -55,6 +58,8 @@ from .protocol import (
     ReplayRequest,
     Request,
     RequestTooLargeError,
+    RewindReport,
+    RewindRequest,
     StatusReport,
     StatusRequest,
     TreeReport,
@@ -91,9 +96,12 @@ class Controlled(Protocol):
         """The structure that `NodeReport` mirrors, attribute by attribute."""
 
     async def release_provider_wait(
-        self, agent: str, model: str | None = None, *, requester: str
+        self, agent: str, model: str = "*", *, requester: str, door: Door
     ) -> Any:
         """End waits; `.released` of what is returned says which, and how far the record reached."""
+
+    def agent(self, name: str) -> Any:
+        """The handle of an agent; its `rewind` and `undo_rewind` are used."""
 
     def dead_letters(self, *, before: int | None, limit: int) -> Sequence[Any]:
         """Rows that `EntryReport` mirrors, the newest first."""
@@ -242,11 +250,20 @@ class _Server:
             return report_status(self._runtime.status())
         if isinstance(request, ReleaseRequest):
             receipt = await self._runtime.release_provider_wait(
-                request.agent, request.scope, requester=clean_requester(request.requester)
+                request.agent,
+                EVERY_MODEL if request.scope is None else request.scope,
+                requester=clean_requester(request.requester),
+                door="cli",
             )
             return ReleaseReport(
                 released=tuple(_mirror(item, ReleasedReport) for item in receipt.released)
             )
+        if isinstance(request, RewindRequest):
+            handle, by = self._runtime.agent(request.agent), clean_requester(request.requester)
+            if request.to is msgspec.UNSET:
+                return _mirror(await handle.undo_rewind(requester=by, door="cli"), RewindReport)
+            rewound = await handle.rewind(request.to, requester=by, door="cli")
+            return _mirror(rewound, RewindReport)
         if isinstance(request, TreeRequest):
             tree = self._runtime.tree(depth_max=request.depth, width_max=request.width)
             return TreeReport(tree=report_tree(tree))
@@ -273,7 +290,16 @@ class _Server:
 def report_status(status: Any) -> StatusReport:
     """Copy a runtime's status into the shape that travels."""
     agents = tuple(
-        _mirror(agent, AgentReport, held=agent.held and _mirror(agent.held, HeldReport))
+        _mirror(
+            agent,
+            AgentReport,
+            held=agent.held and _mirror(agent.held, HeldReport),
+            admission=_mirror(
+                agent.admission,
+                AdmissionReport,
+                waits=tuple(_mirror(wait, WaitReport) for wait in agent.admission.waits),
+            ),
+        )
         for agent in status.agents
     )
     waits = tuple(_mirror(wait, WaitReport) for wait in status.waits)

@@ -157,6 +157,15 @@ class ReplayRequest(_Request, frozen=True, tag="replay"):
     requester: str = ""
 
 
+class RewindRequest(_Request, frozen=True, tag="rewind"):
+    """Rewind an agent's transcript to a message, by its id or place, or undo the last rewind."""
+
+    agent: str
+    to: str | Annotated[int, msgspec.Meta(ge=0)] | msgspec.UnsetType = msgspec.UNSET
+    undo: bool = False
+    requester: str = ""
+
+
 Request: TypeAlias = (
     StatusRequest
     | WaitsRequest
@@ -166,6 +175,7 @@ Request: TypeAlias = (
     | QuarantineRequest
     | AlertsRequest
     | ReplayRequest
+    | RewindRequest
 )
 
 
@@ -176,6 +186,25 @@ class HeldReport(msgspec.Struct, frozen=True, kw_only=True):
     cause: str
     deadline_ms: int | None
     reason: str
+
+
+class WaitReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One binding wait. `deadline_ms` is None where only a release ends it."""
+
+    agent: str
+    model: str
+    deadline_ms: int | None
+    reason: str
+    set_ms: int
+
+
+class AdmissionReport(msgspec.Struct, frozen=True, kw_only=True):
+    """How an agent stands with its providers: what binds it, and how much of that is not stored
+    yet (of a stopped store: nothing) and how many calls are out."""
+
+    waits: tuple[WaitReport, ...]
+    pending: int
+    calls: int
 
 
 class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,16 +219,8 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     held: HeldReport | None
     inbox: int
     wakes: int
-
-
-class WaitReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One binding wait. `deadline_ms` is None where only a release ends it."""
-
-    agent: str
-    model: str
-    deadline_ms: int | None
-    reason: str
-    set_ms: int
+    admission: AdmissionReport | None = None
+    """None: the host is of a version that does not say."""
 
 
 class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -255,6 +276,13 @@ class ReleaseReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a release lifted; empty where nothing of that scope was binding."""
 
     released: tuple[ReleasedReport, ...]
+
+
+class RewindReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The places between which lay what a rewind took out, or an undo put back; None: nothing."""
+
+    first: int | None
+    last: int | None
 
 
 class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -380,6 +408,7 @@ _VERBS: Final = (
     "quarantine",
     "alerts",
     "replay",
+    "rewind",
 )
 
 
@@ -434,8 +463,18 @@ def _invalid(error: Exception) -> ControlError:
 
 
 def _check_names(request: Request) -> None:
-    if isinstance(request, WaitsRequest | ReleaseRequest) and request.agent is not msgspec.UNSET:
+    named = WaitsRequest | ReleaseRequest | RewindRequest
+    if isinstance(request, named) and request.agent is not msgspec.UNSET:
         check_name(request.agent, "agent")
+    if isinstance(request, RewindRequest):
+        if isinstance(request.to, str):
+            check_name(request.to, "to", reserved=False)
+        if request.undo == (request.to is not msgspec.UNSET):
+            raise InvalidFieldError(
+                "a rewind names what it goes back to, or is an undo, and not both; nothing was "
+                "done; correct that field",
+                field="to",
+            )
     if isinstance(request, ReleaseRequest) and request.scope is not None:
         check_name(request.scope, "model", reserved=False)
     if isinstance(request, _ListRequest):

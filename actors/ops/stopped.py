@@ -22,6 +22,7 @@ from typing import Any, Literal
 from abeyance.actors.domain.alert_book import Alert, check_after, read_alerts
 from abeyance.actors.domain.archive_book import Kind, check_number, check_page, read_archive
 from abeyance.actors.domain.errors import AgentOwnedElsewhereError, UnknownAgentError
+from abeyance.actors.domain.ingress import check_name
 from abeyance.actors.domain.wait_book import ProviderWait, WaitBook
 from abeyance.storage.check import check
 from abeyance.storage.codec import encode
@@ -35,6 +36,8 @@ from abeyance.storage.tables.waits import LogLine, WaitReleased
 
 from .client import this_requester
 from .protocol import (
+    EVERY_MODEL,
+    AdmissionReport,
     AgentReport,
     AlertReport,
     CheckReport,
@@ -45,6 +48,7 @@ from .protocol import (
     ReleasedReport,
     ReleaseReport,
     ReplayReport,
+    RewindReport,
     StatusReport,
     WaitReport,
 )
@@ -172,8 +176,21 @@ class StoppedStore:
             field="id",
         )
 
-    def release(self, agent: str, model: str | None = None) -> ReleaseReport:
-        """End the waits of one agent: one model's, or with None every model's.
+    def rewind(self, agent: str, to: str | int | None) -> RewindReport:
+        """Refuse: a transcript is written by its agent's host only.
+
+        Raises:
+            NeedsHostError: Always; nothing was rewound.
+        """
+        what = "undo a rewind" if to is None else f"rewind to {to!r}"
+        raise NeedsHostError(
+            f"to {what} the transcript of {agent!r} takes its host, and none runs here; nothing "
+            "was done; start the host, then rewind",
+            field="agent",
+        )
+
+    def release(self, agent: str, model: str = EVERY_MODEL) -> ReleaseReport:
+        """End the waits of one agent: one model's, or with `*` every model's.
 
         Durable: on return.
 
@@ -184,6 +201,9 @@ class StoppedStore:
             NeedsHostError: The agent is held by a quota without an instant; nothing was released.
             StorageError: The commit failed; nothing was released.
         """
+        check_name(agent, "agent")
+        if model != EVERY_MODEL:
+            check_name(model, "model")
         self._owner_guard(agent)
         if self._store.get("agents", (agent,)) is None and not self._waits.listing(agent):
             raise UnknownAgentError(
@@ -194,7 +214,7 @@ class StoppedStore:
         for _ in range(ATTEMPTS_MAX):
             # Each time anew: a host may have claimed the agent since, and read its waits already.
             owner = self._owner_guard(agent)
-            lifted = [w for w in self._waits.listing(agent) if model in (None, w.model)]
+            lifted = [w for w in self._waits.listing(agent) if model in (EVERY_MODEL, w.model)]
             if not lifted:
                 self._refuse_quota(agent, model)
                 return ReleaseReport(released=())
@@ -217,6 +237,8 @@ class StoppedStore:
 
     def _agent(self, name: str, row: Any, waits: tuple[ProviderWait, ...]) -> AgentReport:
         model, inbox = "", 0
+        binding = tuple(WaitReport(**wait._asdict()) for wait in waits if wait.agent == name)
+        admission = AdmissionReport(waits=binding, pending=0, calls=0)
         try:
             if isinstance(row, Exception):
                 raise row
@@ -234,6 +256,7 @@ class StoppedStore:
                 held=None,
                 inbox=inbox,
                 wakes=self._count("wakes", (name,)),
+                admission=admission,
             )
         state: Literal["idle", "held", "interrupted"] = "idle"
         if turn is not None:
@@ -248,6 +271,7 @@ class StoppedStore:
             held=None if turn is None else _held(turn, waits),
             inbox=inbox,
             wakes=self._count("wakes", (name,)),
+            admission=admission,
         )
 
     def _open_turn(self, agent: str) -> tuple[int | None, Turn | None]:
@@ -310,10 +334,10 @@ class StoppedStore:
             Request(guards=gone, puts=tuple(puts), appends=tuple(appends)),
         ]
 
-    def _refuse_quota(self, agent: str, model: str | None) -> None:
+    def _refuse_quota(self, agent: str, model: str) -> None:
         _, turn = self._open_turn(agent)
         held = None if turn is None else turn.held
-        if held is not None and held.cause == "quota" and model in (None, held.model):
+        if held is not None and held.cause == "quota" and model in (EVERY_MODEL, held.model):
             raise NeedsHostError(
                 f"agent {agent!r} is held by an exhausted quota of {held.model} that states no "
                 "instant; nothing was released; start its host, then release",

@@ -34,7 +34,7 @@ class FakeRuntime:
             wait("ana", "m2", None, "quota"),
             wait("bo", "m1", 4_102_444_800_000),
         ]
-        self.releases: list[tuple[str, str | None, str]] = []
+        self.releases: list[tuple[str, str, str]] = []
         self.failure: Exception | None = None
         self.proceed = trio.Event()
         self.proceed.set()
@@ -56,10 +56,11 @@ class FakeRuntime:
             held=held,
             inbox=2,
             wakes=1,
+            admission=shape(waits=tuple(self.listed[:2]), pending=1, calls=0),
         )
         bo = shape(
             name="bo", state="idle", model="m1", turn=None, round=None, attempts=None, held=None,
-            inbox=0, wakes=0,
+            inbox=0, wakes=0, admission=shape(waits=tuple(self.listed[2:]), pending=0, calls=0),
         )  # fmt: skip
         return shape(
             directory=str(self.directory), store_id="5f1e", pid=4242, started_ms=1_000,
@@ -70,14 +71,15 @@ class FakeRuntime:
         return tuple(item for item in self.listed if agent in (None, item.agent))
 
     async def release_provider_wait(
-        self, agent: str, model: str | None = None, *, requester: str
+        self, agent: str, model: str = "*", *, requester: str, door: str
     ) -> Any:
+        assert door == "cli"
         self.entered.set()
         await self.proceed.wait()
         if agent not in ("ana", "bo"):
             raise UnknownAgentError(f"no agent {agent!r}; nothing was done; name one", agent=agent)
         self.releases.append((agent, model, requester))
-        lifted = [item for item in self.provider_waits(agent) if model in (None, item.model)]
+        lifted = [item for item in self.provider_waits(agent) if model in ("*", item.model)]
         self.listed = [item for item in self.listed if item not in lifted]
         return shape(
             released=tuple(shape(agent=i.agent, model=i.model, reach="recorded") for i in lifted)

@@ -241,7 +241,7 @@ async def test_json_carries_instants_as_they_are(
 @pytest.mark.behaviour("W-106")
 @pytest.mark.parametrize(
     ("scope", "model"),
-    [((), None), (("--all",), None), (("--model", "*"), None), (("--model", "m2"), "m2")],
+    [((), "*"), (("--all",), "*"), (("--model", "*"), "*"), (("--model", "m2"), "m2")],
     ids=["no model", "--all", "star", "one model"],
 )
 async def test_release_says_what_it_lifted(
@@ -256,7 +256,7 @@ async def test_release_says_what_it_lifted(
         assert await run("release", str(state), "ana", *scope) == 0
     assert [(agent, asked) for agent, asked, _ in runtime.releases] == [("ana", model)]
     assert re.fullmatch(r"cli:\S+", runtime.releases[0][2])
-    lifted = ["m1", "m2"] if model is None else [model]
+    lifted = ["m1", "m2"] if model == "*" else [model]
     assert capsys.readouterr().out.splitlines() == [
         f"Released ana on {name}: recorded." for name in lifted
     ]

@@ -79,17 +79,17 @@ async def test_waits_lists_all_or_one_agents(serving: Any, state: Path) -> None:
 
 
 @pytest.mark.behaviour("W-106")
-@pytest.mark.parametrize("model", [None, "*"], ids=["omitted", "star"])
+@pytest.mark.parametrize("model", [(), ("*",)], ids=["omitted", "star"])
 async def test_release_covers_every_model_when_it_is(
-    serving: Any, state: Path, model: str | None
+    serving: Any, state: Path, model: tuple[str, ...]
 ) -> None:
     async with serving() as runtime:
-        receipt = await in_thread(_with_client, state, lambda c: c.release("ana", model))
+        receipt = await in_thread(_with_client, state, lambda c: c.release("ana", *model))
     assert [(item.model, item.reach) for item in receipt.released] == [
         ("m1", "recorded"),
         ("m2", "recorded"),
     ]
-    assert runtime.releases[0][:2] == ("ana", None)
+    assert runtime.releases[0][:2] == ("ana", "*")
     assert [item.agent for item in runtime.listed] == ["bo"]
 
 

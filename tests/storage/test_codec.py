@@ -169,6 +169,17 @@ def test_every_single_bit_flip_in_a_value_is_found(seed: int) -> None:
             codec.read_counter(table, KEY, bytes(flipped))
 
 
+@pytest.mark.parametrize("allotted", [b"", encode_key((int,), (3,))], ids=["plain", "allotted"])
+def test_a_value_that_is_cut_short_anywhere_is_not_read(allotted: bytes) -> None:
+    for table, record in (("wakes", WAKE), ("bodies", _tool(text="y" * 400, n=[1.5]))):
+        raw = codec.frame(table, KEY, 1, codec.encode(record), allotted)
+        for size in range(len(raw)):
+            with pytest.raises(UnreadableRecordError):
+                codec.decode(table, KEY, raw[:size])
+            with pytest.raises(UnreadableRecordError):
+                codec.read_counter(table, KEY, raw[:size])
+
+
 def test_a_value_under_another_key_or_in_another_table_is_not_read() -> None:
     raw = codec.frame("wakes", KEY, 1, codec.encode(WAKE))
     other = encode_key((str, int), ("ana", 8))

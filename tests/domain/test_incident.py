@@ -1,0 +1,213 @@
+"""The incident that waits are kept for, end to end: a real host that is killed, the vendor's own
+SDK, a provider on a socket, an operator who rolls back, and time that passes while nobody runs.
+
+Each life of the host is a process with its wall clock ahead by what is said to have passed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from abeyance.actors.ops.client import ControlClient
+from abeyance.actors.ops.stopped import StoppedStore
+from abeyance.actors.testing.simulator import Answer, ProviderSimulator, WireRequest
+
+CHILD = Path(__file__).parent / "children" / "incident.py"
+REAL_S_MAX = 60.0
+MINUTE_MS = 60_000
+HOUR_MS = 60 * MINUTE_MS
+DAY_MS = 24 * HOUR_MS
+WAIT_S = 7_200
+
+
+class Life:
+    """One process of the host."""
+
+    def __init__(self, process: trio.Process) -> None:
+        self._process = process
+        self._read = b""
+
+    async def call(self, name: str, *arguments: Any) -> Any:
+        assert self._process.stdin is not None
+        line = json.dumps([name, *arguments]) + "\n"
+        await self._process.stdin.send_all(line.encode())
+        return await self.heard()
+
+    async def heard(self) -> Any:
+        assert self._process.stdout is not None
+        with trio.fail_after(REAL_S_MAX):
+            while b"\n" not in self._read:
+                piece = await self._process.stdout.receive_some(65_536)
+                assert piece, "the host has ended"
+                self._read += piece
+        line, _, self._read = self._read.partition(b"\n")
+        return json.loads(line)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+
+class Incident:
+    """A state directory and a provider that refuses the second call for two hours."""
+
+    def __init__(self, state: Path, simulator: ProviderSimulator) -> None:
+        self.state = state
+        self.simulator = simulator
+
+    @asynccontextmanager
+    async def life(self, ahead_ms: int = 0) -> AsyncIterator[Life]:
+        """A host, which is killed at the end of the block."""
+        command = [
+            *(sys.executable, str(CHILD), str(self.state), self.simulator.base_url),
+            str(ahead_ms),
+        ]
+        async with trio.open_nursery() as nursery:
+            start = partial(
+                trio.run_process, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                check=False,
+            )  # fmt: skip
+            process = await nursery.start(start)
+            try:
+                life = Life(process)
+                assert await life.heard() == "ready"
+                yield life
+            finally:
+                os.kill(process.pid, signal.SIGKILL)
+                with trio.CancelScope(shield=True):
+                    assert await process.wait() == -signal.SIGKILL
+                nursery.cancel_scope.cancel()
+
+    @property
+    def calls(self) -> list[list[str]]:
+        """The words of each request that reached the provider."""
+        return [
+            [
+                str(block["text"])
+                for message in entry.request["messages"]
+                for block in (
+                    message["content"]
+                    if isinstance(message["content"], list)
+                    else [{"text": message["content"]}]
+                )
+            ]
+            for entry in self.simulator.log
+        ]
+
+
+@pytest.fixture
+async def incident(tmp_path: Path) -> AsyncIterator[Incident]:
+    def script(request: WireRequest) -> Answer:
+        if request.number == 2:
+            return Answer(status=429, headers={"retry-after": str(WAIT_S)})
+        return Answer(text=f"answer {request.number}")
+
+    async with ProviderSimulator(script) as simulator:
+        yield Incident(tmp_path / "state", simulator)
+
+
+async def refused(incident: Incident) -> str:
+    """The first life: an answered message, then a refused one, rolled back; and a kill."""
+    async with incident.life() as host:
+        first: str = await host.call("send", "first")
+        assert await host.call("settle") == "idle"
+        await host.call("send", "second")
+        assert await host.call("settle") == "held"
+        assert len(incident.calls) == 2
+        assert await host.call("rewind", first) == [2, 3]
+        assert await host.call("settle") == "held"
+    return first
+
+
+@pytest.mark.behaviour("W-130", "W-077", "W-022", "R-22")
+@pytest.mark.parametrize("ends", ["by itself", "released", "released while stopped"])
+async def test_a_stated_wait_outlasts_a_rollback_a_kill_and_a_restart_and_then_one_call_is_made(
+    incident: Incident, ends: str
+) -> None:
+    await refused(incident)
+    async with incident.life(11 * MINUTE_MS) as host:
+        assert await host.call("settle") == "held"
+        assert await host.call("tick") == "deferred: wait"
+        await host.call("send", "wake")
+        assert await host.call("settle") == "held"
+        ((agent, model, deadline_ms, reason, set_ms),) = await host.call("waits")
+        assert (agent, model) == ("ana", "m")
+        # From when the response came, which is a moment before it is recorded.
+        assert 0 <= WAIT_S * 1_000 - (deadline_ms - set_ms) < MINUTE_MS
+        assert reason
+        assert len(incident.calls) == 2, "nothing was called before the provider's instant"
+        if ends == "released":
+            assert await host.call("release") == ["recorded"]
+            assert await host.call("settle") == "idle"
+            assert len(incident.calls) == 3
+    if ends == "released while stopped":
+        stopped = StoppedStore(incident.state, writing=True)
+        try:
+            assert [item.reach for item in stopped.release("ana").released] == ["recorded"]
+        finally:
+            stopped.close()
+    over_ms = WAIT_S * 1_000 + MINUTE_MS if ends == "by itself" else 12 * MINUTE_MS
+    async with incident.life(over_ms) as host:
+        assert await host.call("settle") == "idle"
+        assert await host.call("waits") == []
+        assert incident.calls[2:] == [["first", "wake"]]
+        assert await host.call("shown") == ["user: first", "user: wake", "assistant: answer 3"]
+
+
+@pytest.mark.behaviour("W-077")
+async def test_a_hold_does_not_end_because_the_clock_was_turned_back_a_day(
+    incident: Incident,
+) -> None:
+    await refused(incident)
+    async with incident.life() as host:
+        await host.call("send", "wake")
+        await host.call("step", -DAY_MS)
+        assert await host.call("settle") == "held"
+        assert await host.call("tick") == "deferred: wait"
+        assert len(incident.calls) == 2
+    async with incident.life(-DAY_MS) as host:
+        assert await host.call("settle") == "held"
+        assert len(incident.calls) == 2
+    # A clock that is right again: the instant stated is what counts.
+    async with incident.life(WAIT_S * 1_000 + MINUTE_MS) as host:
+        assert await host.call("settle") == "idle"
+        assert len(incident.calls) == 3
+
+
+@pytest.mark.behaviour("W-119")
+async def test_another_process_lists_the_same_waits_while_the_host_runs_by_it_and_when_it_is_dead(
+    incident: Incident,
+) -> None:
+    def through_host() -> list[tuple[Any, ...]]:
+        with ControlClient(incident.state) as client:
+            return [(w.agent, w.model, w.deadline_ms, w.reason, w.set_ms) for w in client.waits()]
+
+    def beside_host() -> list[tuple[Any, ...]]:
+        store = StoppedStore(incident.state)
+        try:
+            return [(w.agent, w.model, w.deadline_ms, w.reason, w.set_ms) for w in store.waits()]
+        finally:
+            store.close()
+
+    async with incident.life() as host:
+        await host.call("send", "first")
+        await host.call("settle")
+        await host.call("send", "second")
+        await host.call("settle")
+        own = [tuple(wait) for wait in await host.call("waits")]
+        assert len(own) == 1
+        assert await trio.to_thread.run_sync(through_host) == own
+        assert await trio.to_thread.run_sync(beside_host) == own
+    assert await trio.to_thread.run_sync(beside_host) == own
