@@ -22,6 +22,7 @@ from abeyance.actors.providers.port import ModelReply, ModelRequest, Permit, per
 from abeyance.actors.providers.stated import StatedWait
 from abeyance.storage.crashpoints import crashpoint, declare
 
+from .foreign import failure_of
 from .pauses import longest
 from .policy import GiveUp
 from .protocol import Admit, BeginPause, Settle
@@ -94,17 +95,20 @@ class Calls:
             await trio.lowlevel.checkpoint_if_cancelled()
             with permitted(permit):
                 reply = await settings.provider.call(request, look_away)
-        except Exception as error:  # noqa: BLE001 - judged, settled, and told on from there.
-            return await self._failed(permit, error)
-        except BaseException:
-            self.sent = permit.used
-            gate.tell(Settle(permit, "unknown"))
-            raise
-        gate.tell(Settle(permit, "succeeded"))
-        self._streak.clear()
-        return reply
+        except BaseException as error:  # noqa: BLE001 - judged, settled, and told on from there.
+            try:
+                failure = failure_of(error)
+            except BaseException:
+                self.sent = permit.used
+                gate.tell(Settle(permit, "unknown"))
+                raise
+        else:
+            gate.tell(Settle(permit, "succeeded"))
+            self._streak.clear()
+            return reply
+        return await self._failed(permit, failure)
 
-    async def _failed(self, permit: Permit, error: Exception) -> Deferral | Failed | Verdict:
+    async def _failed(self, permit: Permit, error: BaseException) -> Deferral | Failed | Verdict:
         """Settle the permit with what was stated; return where a policy is to decide."""
         self.failures += 1
         settings = self._settings

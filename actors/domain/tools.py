@@ -33,6 +33,7 @@ from abeyance.storage.tables.blocks import TextBlock, ToolResultBlock, ToolUseBl
 from abeyance.storage.tables.slots import ToolCall
 
 from .errors import InvalidToolError, OwnershipLostError
+from .foreign import failure_of, told
 from .ingress import clean_text
 from .persistence import until_stored
 
@@ -100,7 +101,9 @@ class Tool:
         description: What the model is told of it.
         input_schema: A JSON schema of type object.
         run: Sync (runs in a thread) or async; called with the input's fields as keyword arguments.
-            What it returns is told to the model: text as it is, anything else as JSON.
+            What it returns is told to the model: text as it is, anything else as JSON. What it
+            raises is told as an error, `SystemExit` and its like included; `KeyboardInterrupt` ends
+            the run.
         in_doubt: What becomes of a call that a death cut off: `report` tells the model that the
             outcome is unknown, `retry` runs it again (for idempotent tools), a function is asked.
         time_limit_s: How long a turn waits for it; a later result is recorded beside the call.
@@ -336,8 +339,8 @@ class ToolRunner:
                 )
                 if inspect.isawaitable(value):
                     value = await value
-        except Exception as error:  # noqa: BLE001 - a tool's failure is a result for the model.
-            return _result(call, f"{type(error).__name__}: {error}", is_error=True)
+        except BaseException as error:  # noqa: BLE001 - a tool's failure is a result for the model.
+            return _result(call, told(failure_of(error)), is_error=True)
         return _result(call, _told(value))
 
     async def _reconcile(
@@ -350,8 +353,8 @@ class ToolRunner:
             value = ask(ToolContext(*key), call.input)
             if inspect.isawaitable(value):
                 value = await value
-        except Exception as error:  # noqa: BLE001 - what could not be found out is unknown.
-            text = f"{UNKNOWN_TEXT} Asking failed: {type(error).__name__}: {error}"
+        except BaseException as error:  # noqa: BLE001 - what could not be found out is unknown.
+            text = f"{UNKNOWN_TEXT} Asking failed: {told(failure_of(error))}"
             return _result(call, text, is_error=True), False
         if value is None:
             return _result(call, UNKNOWN_TEXT, is_error=True), False

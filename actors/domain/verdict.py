@@ -21,6 +21,7 @@ from abeyance.actors.providers.port import Permit, ProviderError
 from abeyance.actors.providers.stated import StatedWait, WaitEnds, WaitKind
 from abeyance.storage.tables.fields import INSTANT_MS_MAX
 
+from .foreign import text_of, told
 from .ingress import clean_text
 from .pauses import Pause, pause_of
 from .policy import (
@@ -74,7 +75,7 @@ class Verdict(NamedTuple):
 
 
 def judge(
-    error: Exception,
+    error: BaseException,
     permit: Permit,
     *,
     purpose: Purpose,
@@ -116,7 +117,7 @@ def decide(policy: ErrorPolicy | None, failure: CallFailure, streak: Streak) -> 
     if policy is not None:
         try:
             decision: object = policy.decide(failure)
-        except Exception:
+        except (Exception, SystemExit):
             streak.hook_failures += 1
             _logger.exception(
                 "the error policy of %r raised; the default decides",
@@ -171,7 +172,7 @@ def _host_pause(failure: CallFailure, hook: ProviderHold | None, streak: Streak)
         return None
     try:
         pause_s = hook(failure)
-    except Exception:
+    except (Exception, SystemExit):
         streak.hook_failures += 1
         _logger.exception(
             "the provider hold of %r raised; it pauses nothing", failure.agent, agent=failure.agent
@@ -210,21 +211,15 @@ def _ms(seconds: float) -> float:
         return math.inf
 
 
-def _unexpected(error: Exception, permit: Permit) -> ProviderError:
+def _unexpected(error: BaseException, permit: Permit) -> ProviderError:
     """An adapter raised what the port does not name: terminal, and nothing is assumed of it."""
-    words = f"{type(error).__name__}: {_words(error)}"
-    return ProviderError(words, retryable=False, sent=permit.used)
+    return ProviderError(told(error), retryable=False, sent=permit.used)
 
 
-def _words(error: Exception) -> str:
-    """What an error says; one that a host's library made may say nothing, or raise instead."""
+def _words(error: ProviderError) -> str:
+    """What an error says; one of a host's making may say nothing, or raise instead."""
     said = getattr(error, "said", "")
-    if isinstance(said, str) and said:
-        return said
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001 - its text is not worth another error.
-        return type(error).__name__
+    return said if isinstance(said, str) and said else text_of(error)
 
 
 def _is_instant(value: object) -> TypeGuard[float]:

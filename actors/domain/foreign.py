@@ -1,0 +1,63 @@
+"""What a host's code may raise where a call runs it: tool bodies, providers, hooks.
+
+Invariants:
+    I1  What ends a program, a generator or another loop's task elsewhere (SystemExit,
+        GeneratorExit, asyncio's CancelledError) ends one call here, as any error does.
+    I2  trio's Cancelled, KeyboardInterrupt and what is of no known kind pass on, out of groups too.
+    I3  Looking at an error raises nothing, whatever its text does.
+
+Runs in: the task that the host's code ran in.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+from trio.lowlevel import in_trio_task
+
+ERRORS_TOLD_MAX: Final = 5
+"""Members of a group whose texts are told."""
+_DEPTH_MAX: Final = 5
+
+
+def failure_of(error: BaseException) -> BaseException:
+    """What of an error is the failure of the call it came out of; raise what is to pass on."""
+    passing: BaseException | None = None
+    if isinstance(error, BaseExceptionGroup):
+        passing = error.split(_is_failure)[1]
+    elif not _is_failure(error):
+        passing = error
+    if passing is not None:
+        raise passing
+    return error
+
+
+def _is_failure(error: BaseException) -> bool:
+    if isinstance(error, Exception | SystemExit):
+        return True
+    if isinstance(error, GeneratorExit):
+        # Without a task the interpreter is throwing this very coroutine away.
+        return in_trio_task()
+    # Nobody raises it who has not imported it; this library has no other use for asyncio.
+    asyncio = sys.modules.get("asyncio")
+    return asyncio is not None and isinstance(error, asyncio.CancelledError)
+
+
+def told(error: BaseException, depth: int = 0) -> str:
+    """An error's type and text, those of a group's members behind its own. Not bounded."""
+    name = type(error).__name__
+    text = text_of(error)
+    if isinstance(error, BaseExceptionGroup) and depth < _DEPTH_MAX:
+        members = [told(member, depth + 1) for member in error.exceptions[:ERRORS_TOLD_MAX]]
+        more = ["..."] if len(error.exceptions) > ERRORS_TOLD_MAX else []
+        text = f"{text}: {'; '.join(members + more)}"
+    return f"{name}: {text}" if text else name
+
+
+def text_of(error: BaseException) -> str:
+    """An error's text; where that cannot be had, a note that says so."""
+    try:
+        return str(error)
+    except Exception as problem:  # noqa: BLE001 - a foreign error's text is not worth another one.
+        return f"its text cannot be read ({type(problem).__name__})"
