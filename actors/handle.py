@@ -12,7 +12,7 @@ from .core import TrioFuture
 from .core.clock import Clock
 from .core.errors import AbeyanceError, ActorDeadError, MailboxClosedError, OutcomeUnknownError
 from .domain.agent import WaitIdle
-from .domain.errors import InvalidMessageError, RuntimeClosedError
+from .domain.errors import InvalidInputError, InvalidMessageError, RuntimeClosedError
 from .domain.ingress import (
     Content,
     body_crc,
@@ -24,7 +24,14 @@ from .domain.ingress import (
 )
 from .domain.requesters import Door
 from .domain.slot_messages import Accept, Receipt, RewindReceipt, RewindSlot, UndoRewind
-from .domain.transcript import TranscriptMessage, find_place, read_rewound, read_transcript
+from .domain.transcript import (
+    After,
+    TranscriptMessage,
+    find_place,
+    place_after,
+    read_rewound,
+    read_transcript,
+)
 
 if TYPE_CHECKING:
     from .runtime import Runtime
@@ -60,7 +67,8 @@ class AgentHandle:
             wake: Whether it asks for a turn.
             channel: Where an answer belongs.
         Returns:
-            A receipt; its `seq` is the message's number in this slot, for ever.
+            A receipt. Its `id` is what `transcript(after=...)` and `rewind` take; its `seq` is the
+            inbox's number, for ever, and not the place in the transcript.
         Raises:
             InvalidMessageError, InvalidNameError: Names the field; nothing was stored.
             MessageConflictError: The id is used for other content; nothing was stored.
@@ -172,17 +180,28 @@ class AgentHandle:
             raise closed() from self._runtime._lost
 
     async def transcript(
-        self, *, after: int | None = None, limit: int | None = None
+        self, *, after: After | None = None, limit: int | None = None
     ) -> AsyncIterator[TranscriptMessage]:
-        """Yield the slot's messages, oldest first, behind a place and up to a number of them.
+        """Yield the slot's messages, oldest first, behind one of them and up to a number of them.
 
         A checkpoint a page. Each page is what was committed when it was read.
+
+        Args:
+            after: Only what stands behind this message: a `TranscriptMessage`, its `.seq` (its
+                place), a message's id, or the `Receipt` of its `send`. Never a receipt's `.seq`:
+                that is the inbox's number, and as a place it is another message's. None, 0: all.
+            limit: How many at most, from 0. None: all.
+        Raises:
+            InvalidInputError, InvalidNameError: Names the argument that is malformed.
+            UnknownMessageError: No message of that id is in the transcript: it waits in the inbox
+                still, was rewound, or never was.
         """
         member = self._runtime._member(self.name)
         store = self._runtime._store
-        async for message in read_transcript(
-            store, member.slot_name, after=after or 0, limit=limit
-        ):
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
+            raise InvalidInputError("limit", f"must be a number, not {type(limit).__name__}")
+        place = await place_after(store, member.slot_name, after)
+        async for message in read_transcript(store, member.slot_name, after=place, limit=limit):
             yield message
 
     async def rewound(self) -> AsyncIterator[TranscriptMessage]:

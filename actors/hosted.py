@@ -31,7 +31,7 @@ from .domain.protocol import ReleaseReceipt
 from .domain.requesters import Admin
 from .domain.slot_messages import RewindReceipt
 from .domain.spec import AgentSpec
-from .domain.transcript import TranscriptMessage
+from .domain.transcript import After, TranscriptMessage
 from .domain.wait_book import ProviderWait
 from .handle import AgentHandle
 from .opening import StoreFaults, open_runtime
@@ -451,7 +451,7 @@ class HostedAgent:
         return self._host._call(wait, block)
 
     def transcript(
-        self, *, after: int | None = None, limit: int | None = None
+        self, *, after: After | None = None, limit: int | None = None
     ) -> list[TranscriptMessage]:
         """The slot's messages, oldest first. As `AgentHandle.transcript`."""
 

@@ -34,11 +34,17 @@ class Accept(msgspec.Struct, frozen=True, gc=False):
 
 
 class Receipt(NamedTuple):
-    """A message that is durable."""
+    """A message that is durable.
+
+    To read on from it, `transcript(after=receipt)` or `transcript(after=receipt.id)`; never
+    `after=receipt.seq`, which is a number of another kind.
+    """
 
     id: str
+    """The message's id: given to `send`, or made by it. `TranscriptMessage.id` is the same."""
     seq: int
-    """The slot's entry number: the message's own, for ever."""
+    """The inbox's number of the message, its own for ever: `TranscriptMessage.entry`. It is not
+    its place in the transcript, `TranscriptMessage.seq`, which is known once it is there."""
     state: Literal["accepted", "stored", "dead", "rewound"]
     """`accepted`: in the inbox, waiting for a boundary or a turn's end. `stored`: in the slot.
     `rewound`: an operator's rewind took it out of the slot."""

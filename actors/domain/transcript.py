@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import trio
 
@@ -13,7 +13,7 @@ from abeyance.storage.tables.blocks import Block, TextBlock
 
 from .errors import InvalidInputError, UnknownMessageError
 from .ingress import check_name
-from .slot_messages import PlacedRow
+from .slot_messages import PlacedRow, Receipt
 from .slot_rows import read_cuts, read_placed, read_rows, read_span
 
 PAGE_ROWS = 64
@@ -24,13 +24,18 @@ PAGE_ROWS = 64
 class TranscriptMessage:
     """One row of a slot.
 
-    `seq` is its place in the slot; `role` is user, assistant, results (of tools) or marker (a note
-    of the runtime that no provider is sent).
+    `role` is user, assistant, results (of tools) or marker (a note of the runtime that no provider
+    is sent).
     """
 
     id: str
+    """The message's id, as `Receipt.id`: what `transcript(after=...)` and `rewind` take."""
     seq: int
+    """Its place in the transcript, counted from 1: what `transcript(after=...)` and `rewind` take.
+    It is not `Receipt.seq`, which is `entry` here."""
     entry: int
+    """The number the slot gave the message when it was accepted: what `Receipt.seq` is. Messages
+    that wait, and what a rewind takes out, make it differ from the place."""
     author: str
     role: Literal["user", "assistant", "results", "marker"]
     blocks: tuple[Block, ...]
@@ -73,7 +78,22 @@ async def read_rewound(store: Store, slot: str) -> AsyncIterator[TranscriptMessa
         reached = max(reached, cut.last)
 
 
-async def find_place(store: Store, slot: str, to: object) -> int:
+After: TypeAlias = TranscriptMessage | Receipt | str | int
+"""Behind which message to read: itself, its receipt, its id, or its place (0: from the start)."""
+
+
+async def place_after(store: Store, slot: str, after: After | None) -> int:
+    """The place that `transcript(after=...)` names. A checkpoint a page. Raises as `find_place`."""
+    if after is None:
+        return 0
+    if isinstance(after, TranscriptMessage):
+        return after.seq
+    return await find_place(
+        store, slot, after.id if isinstance(after, Receipt) else after, field="after"
+    )
+
+
+async def find_place(store: Store, slot: str, to: object, *, field: str = "to") -> int:
     """The place that a message's id, or a place itself, names. A checkpoint a page.
 
     Raises:
@@ -82,12 +102,12 @@ async def find_place(store: Store, slot: str, to: object) -> int:
     """
     if isinstance(to, int) and not isinstance(to, bool):
         if to < 0 or to >= 2**63:
-            raise InvalidInputError("to", f"must be a message's id or a place from 0, not {to}")
+            raise InvalidInputError(field, f"must be a message's id or a place from 0, not {to}")
         return to
     if not isinstance(to, str):
         kind = type(to).__name__
-        raise InvalidInputError("to", f"must be a message's id or a place, not {kind}")
-    check_name(to, "to", reserved=False)
+        raise InvalidInputError(field, f"must be a message's id or a place, not {kind}")
+    check_name(to, field, reserved=False)
     known = store.get("ids", (slot, to))
     if known is not None and known.record.seq is not None:
         place: int = known.record.seq
