@@ -19,6 +19,7 @@ from .domain.ingress import (
     check_name,
     encode_body,
     identity,
+    is_blank,
     new_message_id,
     read_blocks,
 )
@@ -60,7 +61,9 @@ class AgentHandle:
         Durable: on return.
 
         Args:
-            content: Text, a block, or blocks; at most 16 MiB. Tool blocks belong to turns.
+            content: Text, a block, or up to 1,000 blocks; at most 4,000,000 characters a text, and
+                16 MiB together. Something in it must be more than blanks and control characters.
+                Tool blocks belong to turns.
             author: Who says it. Named as the agent itself, it is stored as the agent's words, is
                 never injected into a live turn, and wakes nobody.
             id: At most 128 bytes. The same id with the same content is the same message.
@@ -306,7 +309,7 @@ def read_message(
             raise InvalidMessageError(
                 f"message[{position}].type", f"a sent message holds text, not {kind!r} blocks"
             )
-    if not any(isinstance(block, TextBlock) and block.text.strip() for block in blocks):
+    if all(not isinstance(block, TextBlock) or is_blank(block.text) for block in blocks):
         # No provider takes a message that says nothing.
         raise InvalidMessageError("message", "must hold text that is not blank")
     body = encode_body(blocks)

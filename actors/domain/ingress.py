@@ -185,7 +185,22 @@ def _path(field: str, text: str) -> str:
 
 def _problem(text: str) -> str:
     head, found, _ = text.rpartition(" - at `$")
-    return head if found else text
+    problem = head if found else text
+    too_long = _TOO_LONG.fullmatch(problem)
+    return problem if too_long is None else f"must be at most {int(too_long[1]):,} characters"
+
+
+_TOO_LONG: Final = re.compile("Expected `str` of length <= ([0-9]+)")
+
+
+def is_blank(text: str) -> bool:
+    """Whether a text says nothing: blanks, control characters and what has no width."""
+    rest = text.lstrip()
+    return not rest or (not rest[0].isprintable() and all(map(_says_nothing, rest)))
+
+
+def _says_nothing(char: str) -> bool:
+    return char.isspace() or unicodedata.category(char) in ("Cc", "Cf")
 
 
 def encode_body(blocks: tuple[Block, ...], field: str = "message") -> Value:
