@@ -24,6 +24,7 @@ from abeyance.actors.providers.port import ModelReply, ModelRequest, Permit, per
 
 from .call import give_back, look_away
 from .errors import AdmissionClosedError, CallDeferredError, InvalidInputError
+from .foreign import failure_of
 from .ingress import check_name
 from .protocol import Admit, Settle
 from .verdict import Streak, judge
@@ -66,11 +67,13 @@ class Auxiliary:
             await trio.lowlevel.checkpoint_if_cancelled()
             with permitted(permit):
                 reply = await self._settings.provider.call(request, look_away)
-        except Exception as error:
-            raise await self._failed(permit, error) from error
-        except BaseException:
-            self._settle(Settle(permit, "unknown"))
-            raise
+        except BaseException as error:
+            try:
+                failure = failure_of(error)
+            except BaseException:
+                self._settle(Settle(permit, "unknown"))
+                raise
+            raise await self._failed(permit, failure) from error
         self._settle(Settle(permit, "succeeded"))
         self._streak.clear()
         return reply
@@ -101,7 +104,7 @@ class Auxiliary:
         permit: Permit = admission
         return permit
 
-    async def _failed(self, permit: Permit, error: Exception) -> Exception:
+    async def _failed(self, permit: Permit, error: BaseException) -> Exception:
         """Settle the permit with what was stated; return what the caller is told."""
         self._failures += 1
         verdict = judge(

@@ -12,7 +12,7 @@ from trio.testing import MockClock
 
 from abeyance.actors import AgentSpec
 from abeyance.actors.domain.foreign import failure_of, told
-from abeyance.actors.providers.port import ModelReply, ModelRequest, OnDelta
+from abeyance.actors.providers.port import ModelReply, ModelRequest, OnDelta, ProviderError
 from abeyance.actors.testing import call_tool, reply
 
 from .world import Stop, World, shown, tool
@@ -92,6 +92,19 @@ async def test_provider_that_raises_an_exit_fails_its_call_and_nothing_else(
         await ana.wait_idle()
         assert (await shown(ana))[-1] == f"marker: this turn failed: {text}"
         assert provider.calls == 1
+        assert not world.permits_out()
+
+
+@exits
+async def test_provider_that_raises_an_exit_fails_an_auxiliary_call_as_any_error_does(
+    world: World, virtual_time: MockClock, make: Callable[[], BaseException], text: str
+) -> None:
+    provider: Any = Raises(make)
+    async with world.open():
+        ana = await world.runtime.add_agent(AgentSpec(name="ana", model="m", provider=provider))
+        with pytest.raises(ProviderError) as caught:
+            await ana.auxiliary_call(ModelRequest(model="m", messages=()))
+        assert str(caught.value) == text
         assert not world.permits_out()
 
 
