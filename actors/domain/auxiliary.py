@@ -24,7 +24,7 @@ from abeyance.actors.providers.port import ModelReply, ModelRequest, Permit, per
 
 from .call import give_back, look_away
 from .errors import AdmissionClosedError, CallDeferredError, InvalidInputError
-from .foreign import failure_of
+from .foreign import failure_of, reply_of
 from .ingress import check_name
 from .protocol import Admit, Settle
 from .verdict import Streak, judge
@@ -66,7 +66,8 @@ class Auxiliary:
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
             with permitted(permit):
-                reply = await self._settings.provider.call(request, look_away)
+                returned = await self._settings.provider.call(request, look_away)
+            reply = reply_of(returned, permit)
         except BaseException as error:
             try:
                 failure = failure_of(error)

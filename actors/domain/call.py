@@ -22,7 +22,7 @@ from abeyance.actors.providers.port import ModelReply, ModelRequest, Permit, per
 from abeyance.actors.providers.stated import StatedWait
 from abeyance.storage.crashpoints import crashpoint, declare
 
-from .foreign import failure_of
+from .foreign import failure_of, reply_of
 from .pauses import longest
 from .policy import GiveUp
 from .protocol import Admit, BeginPause, Settle
@@ -94,7 +94,8 @@ class Calls:
             # A turn that was told to end while it asked makes no call.
             await trio.lowlevel.checkpoint_if_cancelled()
             with permitted(permit):
-                reply = await settings.provider.call(request, look_away)
+                returned = await settings.provider.call(request, look_away)
+            reply = reply_of(returned, permit)
         except BaseException as error:  # noqa: BLE001 - judged, settled, and told on from there.
             try:
                 failure = failure_of(error)

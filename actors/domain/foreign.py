@@ -1,4 +1,4 @@
-"""What a host's code may raise where a call runs it: tool bodies, providers, hooks.
+"""What a host's code may raise and return where a call runs it: tool bodies, providers.
 
 Invariants:
     I1  What ends a program, a generator or another loop's task elsewhere (SystemExit,
@@ -12,10 +12,14 @@ Runs in: the task that the host's code ran in.
 from __future__ import annotations
 
 import sys
-from typing import Final
+from typing import Any, Final, get_args
 
 from trio.lowlevel import in_trio_task
 
+from abeyance.actors.providers.port import ModelReply, Permit, ProviderError
+from abeyance.storage.tables.blocks import Block
+
+_BLOCKS: Final = get_args(Block)
 ERRORS_TOLD_MAX: Final = 5
 """Members of a group whose texts are told."""
 _DEPTH_MAX: Final = 5
@@ -53,6 +57,40 @@ def told(error: BaseException, depth: int = 0) -> str:
         more = ["..."] if len(error.exceptions) > ERRORS_TOLD_MAX else []
         text = f"{text}: {'; '.join(members + more)}"
     return f"{name}: {text}" if text else name
+
+
+def reply_of(returned: Any, permit: Permit) -> ModelReply:
+    """What a provider returned, if it is a reply. What its blocks hold is for the record's check.
+
+    Raises:
+        ProviderError: It is none; the text names what it is.
+    """
+    # A class of another copy of this library has blocks, too.
+    blocks = getattr(returned, "blocks", returned)
+    kind = type(returned).__name__
+    problem = None
+    if blocks is returned:
+        problem = f"{named(returned)}, which is no ModelReply"
+    elif not isinstance(blocks, tuple | list):
+        problem = f"a {kind} whose blocks are {named(blocks)}, which is no tuple of blocks"
+    else:
+        for place, block in enumerate(blocks):
+            if not isinstance(block, _BLOCKS):
+                problem = f"a {kind} whose blocks[{place}] is {named(block)}, which is no block"
+                break
+        else:
+            if type(returned) is ModelReply and type(blocks) is tuple:
+                return returned
+            return ModelReply(tuple(blocks), returned.stop, returned.usage)
+    raise ProviderError(f"the provider returned {problem}", retryable=False, sent=permit.used)
+
+
+def named(value: object) -> str:
+    """A value by its type, with what it is where that is short and plain."""
+    kind = type(value).__name__
+    if value is None:
+        return "None"
+    return f"{kind} {value!r:.60}" if type(value) in (bool, int, float, str, bytes) else kind
 
 
 def text_of(error: BaseException) -> str:

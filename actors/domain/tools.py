@@ -18,8 +18,9 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
+import msgspec
 import trio
 from msgspec.structs import replace
 
@@ -29,12 +30,17 @@ from abeyance.actors.providers.port import ToolSchema
 from abeyance.storage.codec import encode
 from abeyance.storage.crashpoints import crashpoint, declare
 from abeyance.storage.store import Committed, Guard, Put, Refused, Request, Row, Store
-from abeyance.storage.tables.blocks import TextBlock, ToolResultBlock, ToolUseBlock
+from abeyance.storage.tables.blocks import (
+    RESULT_BLOCKS_MAX,
+    Block,
+    TextBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
 from abeyance.storage.tables.slots import ToolCall
 
 from .errors import InvalidToolError, OwnershipLostError
 from .foreign import failure_of, told
-from .ingress import clean_text
 from .persistence import until_stored
 
 RESULT_CHARS_MAX: Final = 1_000_000
@@ -61,6 +67,7 @@ CUT_OFF_TEXT: Final = (
 TIMED_OUT_TEXT: Final = (
     "No result within the time limit of {limit} s. It may still have its effect."
 )
+UNTOLD_TEXT: Final = "The tool returned a value that is no text and no JSON: it is or holds {kind}."
 CANCELLED_TEXT: Final = "This call was not started: the turn was ended first."
 
 
@@ -101,9 +108,10 @@ class Tool:
         description: What the model is told of it.
         input_schema: A JSON schema of type object.
         run: Sync (runs in a thread) or async; called with the input's fields as keyword arguments.
-            What it returns is told to the model: text as it is, anything else as JSON. What it
-            raises is told as an error, `SystemExit` and its like included; `KeyboardInterrupt` ends
-            the run.
+            What it returns is told to the model: text and text blocks as they are, what JSON can
+            say as JSON, dates and data classes included; anything else is an error. What it raises
+            is told as an error, `SystemExit` and its like included; `KeyboardInterrupt` ends the
+            run.
         in_doubt: What becomes of a call that a death cut off: `report` tells the model that the
             outcome is unknown, `retry` runs it again (for idempotent tools), a function is asked.
         time_limit_s: How long a turn waits for it; a later result is recorded beside the call.
@@ -341,7 +349,7 @@ class ToolRunner:
                     value = await value
         except BaseException as error:  # noqa: BLE001 - a tool's failure is a result for the model.
             return _result(call, told(failure_of(error)), is_error=True)
-        return _result(call, _told(value))
+        return _told(call, value)
 
     async def _reconcile(
         self, key: CallKey, call: ToolUseBlock, ask: Reconcile | str
@@ -358,14 +366,20 @@ class ToolRunner:
             return _result(call, text, is_error=True), False
         if value is None:
             return _result(call, UNKNOWN_TEXT, is_error=True), False
-        return _result(call, _told(value)), True
+        return _told(call, value), True
 
 
-def _result(call: ToolUseBlock, text: str, *, is_error: bool = False) -> ToolResultBlock:
-    text = text.encode("utf-8", "replace").decode()
-    if len(text) > RESULT_CHARS_MAX:
-        text = text[:RESULT_CHARS_MAX] + "\n[cut]"
-    return ToolResultBlock(tool_use_id=call.id, content=(TextBlock(text=text),), is_error=is_error)
+def _result(call: ToolUseBlock, *texts: str, is_error: bool = False) -> ToolResultBlock:
+    content: list[TextBlock] = []
+    left = RESULT_CHARS_MAX
+    for text in texts:
+        told = text.encode("utf-8", "replace").decode()
+        if len(told) > left or len(content) == RESULT_BLOCKS_MAX - 1 < len(texts) - 1:
+            content.append(TextBlock(text=told[:left] + "\n[cut]"))
+            break
+        content.append(TextBlock(text=told))
+        left -= len(told)
+    return ToolResultBlock(tool_use_id=call.id, content=tuple(content), is_error=is_error)
 
 
 def _recorded(call: ToolUseBlock, record: ToolCall) -> ToolResultBlock:
@@ -373,12 +387,29 @@ def _recorded(call: ToolUseBlock, record: ToolCall) -> ToolResultBlock:
     return ToolResultBlock(tool_use_id=call.id, content=content, is_error=record.is_error)
 
 
-def _told(value: object) -> str:
+def _told(call: ToolUseBlock, value: object) -> ToolResultBlock:
+    """What a body returned, as the model is told it; an error where there is no telling."""
     if value is None:
-        return "done"
+        return _result(call, "done")
     if isinstance(value, str):
-        return value
+        return _result(call, value)
+    blocks = (value,) if isinstance(value, TextBlock) else value
+    if isinstance(blocks, tuple | list) and blocks and all(type(b) is TextBlock for b in blocks):
+        return _result(call, *(block.text for block in blocks))
+    untold: list[str] = []
+
+    def plain(inner: object) -> Any:
+        # Dates, data classes and their like; a block is no data of the tool's.
+        try:
+            if isinstance(inner, get_args(Block)):
+                raise TypeError("a block")
+            return msgspec.to_builtins(inner)
+        except Exception:
+            untold.append(type(inner).__name__)
+            raise
+
     try:
-        return json.dumps(value, ensure_ascii=False, default=str)
-    except (TypeError, ValueError, RecursionError):
-        return clean_text(repr(value), 10_000)
+        return _result(call, json.dumps(value, ensure_ascii=False, default=plain))
+    except Exception:  # noqa: BLE001 - it may do anything when it is looked at.
+        kind = untold[0] if untold else type(value).__name__
+        return _result(call, UNTOLD_TEXT.format(kind=kind), is_error=True)
