@@ -42,6 +42,7 @@ from abeyance.storage.tables.slots import ToolCall
 from .errors import InvalidToolError, OwnershipLostError
 from .foreign import failure_of, told
 from .persistence import until_stored
+from .schema_check import problem_of
 
 RESULT_CHARS_MAX: Final = 1_000_000
 TIME_LIMIT_S: Final = 600.0
@@ -106,7 +107,7 @@ class Tool:
     Args:
         name: 1 to 64 of letters, digits, `_` and `-`.
         description: What the model is told of it.
-        input_schema: A JSON schema of type object.
+        input_schema: A JSON schema (2020-12) of type object; checked when the agent is added.
         run: Sync (runs in a thread) or async; called with the input's fields as keyword arguments.
             What it returns is told to the model: text and text blocks as they are, what JSON can
             say as JSON, dates and data classes included; anything else is an error. What it raises
@@ -161,6 +162,9 @@ def _check_tool(tool: object, field: str) -> None:
         json.dumps(dict(schema), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as problem:
         raise InvalidToolError(f"{field}.input_schema", f"must be JSON ({problem})") from None
+    wrong = problem_of(schema)
+    if wrong is not None:
+        raise InvalidToolError(f"{field}.input_schema{wrong[0]}", wrong[1])
     if not callable(tool.run):
         raise InvalidToolError(f"{field}.run", "must be a function")
     if tool.in_doubt not in ("report", "retry") and not callable(tool.in_doubt):
