@@ -20,7 +20,7 @@ from .conversations import Conversation
 from .core import AskTable, HostedSystem, TrioFuture, chain, in_chain
 from .core.clock import Clock, SystemClock
 from .core.errors import ActorDeadError, WouldDeadlockError
-from .core.events import CAPACITY, Subscription
+from .core.hub import CAPACITY, Subscription
 from .core.tree import DEPTH, NODES, WIDTH, TreeNode
 from .domain.alert_book import Alert, AlertSink, Webhook
 from .domain.archive_book import ArchivedMessage

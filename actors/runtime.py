@@ -25,7 +25,7 @@ from .conversations import Conversation, Conversations
 from .core import ActorSystem, ChildSpec, Supervisor, SupervisorSpec, TrioActorRef
 from .core.clock import Clock
 from .core.errors import ActorDeadError
-from .core.events import CAPACITY, Subscription
+from .core.hub import CAPACITY, Subscription
 from .core.reminders import MemoryReminders
 from .core.tree import DEPTH, NODES, WIDTH, TreeNode
 from .disposal import end_agent

@@ -1,8 +1,7 @@
 """The actor kernel: no disk, no agents."""
 
-from .actor import Reply, TrioActor
+from .actor import TrioActor
 from .asks import AskTable, chain, in_chain, in_role
-from .cell import ActorStatistics
 from .clock import Clock, SystemClock
 from .deadletters import DeadLetter, Quarantined
 from .envelope import LATER, Answer, Ended, Origin, Reminder
@@ -48,11 +47,10 @@ from .events import (
     GroupUnparked,
     MailboxHigh,
     MailboxLow,
-    Subscription,
 )
 from .future import TrioFuture
 from .hosted import HostedSystem
-from .mailbox import MailboxStatistics
+from .hub import Subscription
 from .ports import (
     DeadLetterSink,
     DeliveryCounts,
@@ -61,9 +59,12 @@ from .ports import (
     Reminders,
 )
 from .ref import TrioActorRef
+from .replies import Reply
+from .shutdown import PhaseReport, ShutdownReport
+from .snapshots import ActorStatistics, MailboxStatistics, SystemStatistics
 from .specs import Backoff, ChildSpec, Failure, SupervisorSpec, SupervisorStatistics
 from .supervisor import Supervisor
-from .system import ActorSystem, PhaseReport, ShutdownReport, SystemStatistics
+from .system import ActorSystem
 from .tree import TreeNode, format_tree
 from .wheel import Timer
 

@@ -19,11 +19,14 @@ import pykka
 
 from .asks import STANCE, check_ring, check_table
 from .cell import BIRTHS, Cell
-from .envelope import ANSWER, LATER, TIMER, Answer, Ended, Later, Reminder
+from .envelope import ANSWER, LATER, TIMER, Answer, Ended, Later
 from .errors import REFUSALS, AskCycleError
-from .future import Outcome, Target, TrioFuture
+from .future import TrioFuture
+from .hand import owe, stash, unstash
 from .logs import Log
 from .ref import TrioActorRef
+from .reminders import check_reminder
+from .replies import Reply, Request
 from .settling import drop_internal
 from .tasks import start_task
 
@@ -37,99 +40,6 @@ if TYPE_CHECKING:
 logger = Log("abeyance.core")
 
 _FOREVER = float("inf")
-
-REMINDER_MS_MAX = 8_640_000_000_000_000
-"""The last instant a reminder may name, in epoch milliseconds."""
-
-
-class Reply:
-    """The handle of a reply that is owed. Names its envelope, not an incarnation.
-
-    It settles while the envelope is owed, being handled again, or queued again after a crash; a
-    queued one then leaves the queue. On the loop thread only.
-    """
-
-    __slots__ = ("_cell", "_over", "_target")
-
-    def __init__(self, cell: Cell, target: Target, over: bool) -> None:
-        self._cell = cell
-        self._target = target
-        self._over = over
-
-    @property
-    def settled(self) -> bool:
-        """Whether the asker has a reply, or an error in its place."""
-        return self._over or self._target._outcome is not None
-
-    def set(self, value: Any = None) -> bool:
-        """Reply. Return whether this was the reply; False if there was one, or it came too late.
-
-        Not a checkpoint.
-        """
-        return self._settle((value, None, None))
-
-    def set_exception(self, error: BaseException) -> bool:
-        """Reply with an exception. As `set`."""
-        return self._settle((None, error, error.__traceback__))
-
-    def _settle(self, outcome: Outcome) -> bool:
-        cell = self._cell
-        if get_ident() != cell.box.ident:
-            raise RuntimeError("a reply handle is settled on the loop thread")
-        if not cell.release(self._target):
-            return False
-        if self._target._settle(outcome):
-            return True
-        cell.late += 1
-        return False
-
-
-class _Request(Target):
-    """The target of an actor's own ask: its outcome comes back on the actor's internal lane."""
-
-    _carried: Callable[[Any], Any] | None = None
-
-    def __init__(
-        self, cell: Cell, tag: Any, message: Any, fact: bool, chain: tuple[str, ...]
-    ) -> None:
-        self._asker = cell
-        self._tag = tag
-        self._message = message
-        self._incarnation = 0 if fact else cell.incarnation
-        # The ring ends where the asker itself waits: the answer is handled in the asker's chain.
-        self._chain = chain
-        if cell.system.tracing is not None:
-            self._carried = cell.system.tracing.keeping()
-
-    def _settled(self) -> None:
-        assert self._outcome is not None
-        value, error, _ = self._outcome
-        answer = Answer(self._tag, value, error, self._message)
-        cell = self._asker
-        payload: Any = (self._chain[:-1], answer)
-        if self._carried is not None:
-            payload = self._carried(payload)
-        if not cell.box.put_internal((ANSWER, payload, self._incarnation, 0)):
-            drop_internal(cell, ANSWER, payload, self._incarnation)
-
-
-def check_reminder(
-    actor: str | None, name: str, message: Any, at_ms: int, every_ms: int | None
-) -> Reminder:
-    """Make a reminder of what an actor asked for.
-
-    Raises:
-        ValueError: Names what is out of bounds.
-    """
-    if actor is None:
-        raise ValueError("an actor without a name has no reminders; start it with a name")
-    if not isinstance(name, str) or not 0 < len(name.encode("utf-8", "replace")) <= 128:
-        raise ValueError(f"name must be text of 1 to 128 bytes, not {name!r:.80}")
-    if type(at_ms) is not int or not 0 <= at_ms <= REMINDER_MS_MAX:
-        raise ValueError(f"at_ms must be 0 to {REMINDER_MS_MAX}, not {at_ms!r}")
-    if every_ms is not None and (type(every_ms) is not int or not 1 <= every_ms <= REMINDER_MS_MAX):
-        raise ValueError(f"every_ms must be 1 to {REMINDER_MS_MAX} or None, not {every_ms!r}")
-    return Reminder(actor, name, at_ms, message, every_ms)
 
 
 class TrioActor(pykka.Actor):
@@ -322,7 +232,7 @@ class TrioActor(pykka.Actor):
         Raises:
             RuntimeError: No message is being handled.
         """
-        target, over = self._cell.owe()
+        target, over = owe(self._cell)
         return Reply(self._cell, target, over)
 
     def stash(self) -> Later:
@@ -338,7 +248,7 @@ class TrioActor(pykka.Actor):
             RuntimeError: No message of the user lane is being handled, it was stashed already, or
                 its reply handle was taken.
         """
-        self._cell.stash()
+        stash(self._cell)
         return LATER
 
     def unstash_all(self) -> int:
@@ -347,7 +257,7 @@ class TrioActor(pykka.Actor):
         Not a checkpoint. What the running handler stashed itself stays for the next time. Returns
         how many were put back.
         """
-        return self._cell.unstash()
+        return unstash(self._cell)
 
     def ask(
         self,
@@ -389,7 +299,7 @@ class TrioActor(pykka.Actor):
                 ring=(cell.key, cell.key),
                 message=message,
             )
-        request = _Request(cell, tag, message, fact, stance[0] or (cell.key,))
+        request = Request(cell, tag, message, fact, stance[0] or (cell.key,))
         timeout_s = system.ask_timeout_s if timeout_s is None else timeout_s
         request._cancels = cancel_on_timeout
         deadline = _FOREVER

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from .cell import Cell
 from .future import TrioFuture
+from .life import run
 from .specs import Directives
 
 
@@ -81,7 +82,7 @@ class ActorChild:
             self._start = cell.release_hold()
             if not self.started:
                 self.started = True
-                cell.system.nursery.start_soon(cell.run, name=cell.key)
+                cell.system.nursery.start_soon(run, cell, name=cell.key)
             await self._start
         except Exception as exc:  # noqa: BLE001 - returned.
             return exc

@@ -18,11 +18,13 @@ import trio
 from trio.lowlevel import in_trio_run, in_trio_task
 
 from .errors import ActorDeadError, WouldDeadlockError
-from .events import CAPACITY, Subscription
 from .future import TrioFuture
+from .hub import CAPACITY, Subscription
+from .shutdown import ShutdownReport
+from .snapshots import SystemStatistics
 from .specs import SupervisorSpec
 from .supervisor import Supervisor
-from .system import ActorSystem, ShutdownReport, SystemStatistics, _running
+from .system import ActorSystem, _running
 from .tree import DEPTH, NODES, WIDTH, TreeNode
 
 T = TypeVar("T")

@@ -26,8 +26,9 @@ from .expiry import end_handler
 from .future import TrioFuture
 
 if TYPE_CHECKING:
-    from .cell import ActorStatistics, Cell
+    from .cell import Cell
     from .mailbox import Mailbox
+    from .snapshots import ActorStatistics
 
 A = TypeVar("A", bound=pykka.Actor)
 

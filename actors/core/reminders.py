@@ -17,7 +17,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import replace
 from threading import get_ident
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from .envelope import REMIND, Reminder
 
@@ -27,6 +27,29 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S: Final = 30.0
 """How often the wall clock is looked at, at least: it may step."""
+
+
+REMINDER_MS_MAX = 8_640_000_000_000_000
+"""The last instant a reminder may name, in epoch milliseconds."""
+
+
+def check_reminder(
+    actor: str | None, name: str, message: Any, at_ms: int, every_ms: int | None
+) -> Reminder:
+    """Make a reminder of what an actor asked for.
+
+    Raises:
+        ValueError: Names what is out of bounds.
+    """
+    if actor is None:
+        raise ValueError("an actor without a name has no reminders; start it with a name")
+    if not isinstance(name, str) or not 0 < len(name.encode("utf-8", "replace")) <= 128:
+        raise ValueError(f"name must be text of 1 to 128 bytes, not {name!r:.80}")
+    if type(at_ms) is not int or not 0 <= at_ms <= REMINDER_MS_MAX:
+        raise ValueError(f"at_ms must be 0 to {REMINDER_MS_MAX}, not {at_ms!r}")
+    if every_ms is not None and (type(every_ms) is not int or not 1 <= every_ms <= REMINDER_MS_MAX):
+        raise ValueError(f"every_ms must be 1 to {REMINDER_MS_MAX} or None, not {every_ms!r}")
+    return Reminder(actor, name, at_ms, message, every_ms)
 
 
 class ReminderBook:

@@ -44,9 +44,11 @@ from .envelope import (
 from .errors import ActorCrashError
 from .expiry import until_expired
 from .future import Target, Unasked
+from .hand import take_back
 from .logs import Log
-from .mailbox import HALT, KILL, NEVER, STOP_NOW
+from .mailbox import HALT, KILL, STOP_NOW
 from .reporting import log_returned
+from .room import NEVER
 from .settling import HALTED, STOPPED, STOPPED_NOW, bury_one
 from .watchdog import one_checkpoint
 from .wheel import TICKS_PER_S
@@ -250,7 +252,7 @@ def _answer(cell: Cell, target: Target, value: Any, error: BaseException | None)
     if inflight[2] == STASHED:
         if error is None:
             return  # It is to be handled again.
-        cell.take_back()
+        take_back(cell)
         if cell.inflight is None or cell.inflight[2] == SETTLED:
             return
     cell.owed.pop(target, None)

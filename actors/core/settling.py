@@ -50,6 +50,7 @@ from .errors import (
     OutcomeUnknownError,
 )
 from .future import Target
+from .hand import take_back
 
 if TYPE_CHECKING:
     from .cell import Cell
@@ -100,7 +101,7 @@ def settle_exit(cell: Cell, how: str | None, error: BaseException | None) -> Exi
 
 
 def _settle_inflight(cell: Cell, error: BaseException) -> tuple[bool, bool]:
-    cell.take_back()
+    take_back(cell)
     item, cell.inflight_internal = cell.inflight_internal, None
     envelope, cell.inflight = cell.inflight, None
     counts, poison = True, False
@@ -154,7 +155,7 @@ def settle_resumed(cell: Cell, error: BaseException) -> None:
     """
     cell.last_error = error
     cell.failed_ms = cell.system.clock.now_ms()
-    cell.take_back()
+    take_back(cell)
     item, cell.inflight_internal = cell.inflight_internal, None
     envelope, cell.inflight = cell.inflight, None
     if item is not None:
@@ -199,7 +200,7 @@ def bury_owed(cell: Cell) -> None:
 
 def give_up(cell: Cell) -> None:
     """Make a dead letter of the envelope whose handler ended with its ask's deadline."""
-    cell.take_back()
+    take_back(cell)
     envelope, cell.inflight = cell.inflight, None
     if envelope is None or envelope[2] == SETTLED:
         return  # Its reply handle was settled before, and counted it.
@@ -212,7 +213,7 @@ def abandon(cell: Cell, exc: BaseException) -> None:
     """Settle what can be settled when the run itself is cancelled or ends with `exc`."""
     cell.last_error = exc
     cell.failed_ms = cell.system.clock.now_ms()
-    cell.take_back()
+    take_back(cell)
     envelope, cell.inflight = cell.inflight, None
     if envelope is not None and envelope[2] != SETTLED:
         message, target, deliveries = envelope

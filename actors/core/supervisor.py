@@ -38,6 +38,7 @@ from .events import GroupUnparked
 from .exhaustion import come_to_rest, exhaust, look_after_significant
 from .exits import child_exited
 from .future import TrioFuture
+from .life import run
 from .operations import Operation
 from .ref import TrioActorRef
 from .restarts import Fall, Restarts
@@ -240,7 +241,7 @@ class Supervisor:
         child = ActorChild(cell, "temporary")
         child.started = True
         self._children[cell.child_id] = child
-        self.system.nursery.start_soon(cell.run, name=cell.key)
+        self.system.nursery.start_soon(run, cell, name=cell.key)
 
     # -- operations
 

@@ -16,7 +16,6 @@ import random
 import threading
 import time
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
 from itertools import islice
 from threading import get_ident
 from types import TracebackType
@@ -26,11 +25,12 @@ import trio
 
 from .asks import AskTable
 from .births import start_all
-from .cell import ActorStatistics, Cell
+from .cell import Cell
 from .clock import Clock, SystemClock
 from .deadletters import DeadLetter, Ledger, Quarantined
 from .errors import ActorDeadError, NameTakenError
-from .events import CAPACITY, Event, EventHub, Subscription
+from .events import Event
+from .hub import CAPACITY, EventHub, Subscription
 from .logs import Log
 from .ports import (
     DeadLetterSink,
@@ -44,6 +44,8 @@ from .ref import TrioActorRef
 from .registry import Names
 from .registry import register as register_with_pykka
 from .reminders import MemoryReminders
+from .shutdown import PHASES, ShutdownReport, shut_down
+from .snapshots import ActorStatistics, SystemStatistics, of_system
 from .specs import Directives, SupervisorSpec, check_directives
 from .supervisor import Supervisor
 from .tree import DEPTH, NODES, WIDTH, TreeNode, take_tree
@@ -55,106 +57,7 @@ if TYPE_CHECKING:
 logger = Log("abeyance.core")
 logger.logger.addHandler(logging.NullHandler())
 
-PHASES = ("refuse", "drain", "settle", "stop", "flush", "close")
-PHASE_S = {
-    "refuse": 1.0,
-    "drain": 5.0,
-    "settle": 5.0,
-    "stop": 15.0,
-    "flush": 5.0,
-    "close": 1.0,
-}
-
 _running: trio.lowlevel.RunVar[ActorSystem | None] = trio.lowlevel.RunVar("abeyance_system", None)
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseReport:
-    """How one phase of a shutdown went.
-
-    Attributes:
-        name: Which.
-        took_s: How long.
-        completed: Whether it ended by itself, rather than by its deadline.
-        errors: What its hooks raised.
-    """
-
-    name: str
-    took_s: float
-    completed: bool
-    errors: tuple[BaseException, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ShutdownReport:
-    """How a shutdown went.
-
-    Attributes:
-        phases: In order.
-        left: Per actor that had any, how many messages it did not handle.
-        killed: The actors that had to be killed.
-        handled: How many messages were handled in the system's life.
-        dead_letters: How many dead letters there were in its life.
-        quarantined: How many messages were quarantined in its life.
-    """
-
-    phases: tuple[PhaseReport, ...]
-    left: dict[str, int]
-    killed: tuple[str, ...]
-    handled: int
-    dead_letters: int
-    quarantined: int
-
-    @property
-    def clean(self) -> bool:
-        """Whether every phase completed, no hook failed and nothing was left or killed."""
-        return (
-            all(phase.completed and not phase.errors for phase in self.phases)
-            and not self.left
-            and not self.killed
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class SystemStatistics:
-    """A snapshot of a system.
-
-    Attributes:
-        name: Its name.
-        actors: How many actors live.
-        states: How many of them, by state.
-        queued: How many messages wait in their mailboxes.
-        internal: How many items wait in their internal lanes.
-        owed: How many replies they owe.
-        in_flight: How many of them handle something.
-        oldest_s_max: The largest of their bounds on the age of the oldest message, in seconds; see
-            `ActorStatistics`. None where none has any.
-        restarts: How often those that live were started again.
-        accepted: How many were accepted, by the same: what was handled, ended as a dead letter or
-            in quarantine, or is still there. Actors count what they handle a batch at a time, so it
-            lags by what their batches have handled so far.
-        handled: How many were handled, by actors that live and by those that ended.
-        dead_letters: How many dead letters there were, by reason.
-        quarantined: How many messages were quarantined, by error.
-        sink_failures: How often a host's sink raised.
-        subscribers: How many subscriptions to its events there are.
-    """
-
-    name: str
-    actors: int
-    states: dict[str, int]
-    queued: int
-    internal: int
-    owed: int
-    in_flight: int
-    oldest_s_max: float | None
-    restarts: int
-    accepted: int
-    handled: int
-    dead_letters: dict[str, int]
-    quarantined: dict[str, int]
-    sink_failures: int
-    subscribers: int
 
 
 class ActorSystem:
@@ -436,46 +339,7 @@ class ActorSystem:
 
     def statistics(self) -> SystemStatistics:
         """Return a snapshot. Any thread; costs about a microsecond an actor."""
-        cells = list(self.cells)
-        states: dict[str, int] = {}
-        oldest: float | None = None
-        queued = internal = owed = in_flight = restarts = handled = 0
-        for cell in cells:
-            box = cell.box
-            states[cell.state_shown] = states.get(cell.state_shown, 0) + 1
-            queued += box.held
-            internal += len(box.internal or ())
-            owed += len(cell.owed)
-            in_flight += cell.in_flight
-            restarts += max(0, cell.incarnation - 1)
-            handled += cell.handled
-            age = box.oldest_s_max()
-            if age is not None and (oldest is None or age > oldest):
-                oldest = age
-        dead_letters, quarantined = self.dead_letters.counts, self.quarantine.counts
-        there = queued + owed + in_flight
-        ended = self._handled + handled + sum(dead_letters.values()) + sum(quarantined.values())
-        return SystemStatistics(
-            name=self.name,
-            actors=len(cells),
-            states=states,
-            queued=queued,
-            internal=internal,
-            owed=owed,
-            in_flight=in_flight,
-            oldest_s_max=oldest,
-            restarts=restarts,
-            accepted=there + ended,
-            handled=self._handled + handled,
-            dead_letters=dead_letters,
-            quarantined=quarantined,
-            sink_failures=(
-                self.dead_letters.sink_failures
-                + self.quarantine.sink_failures
-                + self.hub.sink_failures
-            ),
-            subscribers=self.hub.subscribers,
-        )
+        return of_system(self)
 
     def parked_groups(self) -> tuple[Supervisor, ...]:
         """Return the supervisors that are parked, outer before inner, in start order.
@@ -589,95 +453,4 @@ class ActorSystem:
             phase_s: Deadlines of single phases, in place of the defaults.
             drain: Whether to drain and settle; without, what is queued becomes dead letters.
         """
-        if self._down is not None:
-            await self._down.wait()
-            if self._report is not None:
-                return self._report
-        self._down = trio.Event()
-        limits = {**PHASE_S, **(phase_s or {})}
-        ends_at = trio.current_time() + deadline_s
-        phases: list[PhaseReport] = []
-        left: dict[str, int] = {}
-        try:
-            for phase in PHASES:
-                if phase == "stop":
-                    left = {cell.key: cell.box.held for cell in self.cells if cell.box.held}
-                if not drain and phase in ("drain", "settle"):
-                    continue
-                phases.append(await self._run_phase(phase, limits[phase], ends_at))
-            stats = self.statistics()
-            self._report = ShutdownReport(
-                tuple(phases),
-                left,
-                tuple(self._killed),
-                stats.handled,
-                self.dead_letters.total,
-                self.quarantine.total,
-            )
-            return self._report
-        finally:
-            self._down.set()
-            if self._report is None:
-                self._down = None
-
-    async def _run_phase(self, phase: str, limit_s: float, ends_at: float) -> PhaseReport:
-        began = trio.current_time()
-        errors: list[BaseException] = []
-        completed = False
-        with trio.move_on_at(min(began + limit_s, max(ends_at, began + 0.05))):
-            await getattr(self, f"_{phase}")()
-            for hook in self._hooks.get(phase, ()):
-                try:
-                    await hook()
-                except Exception as exc:  # noqa: BLE001 - reported; the phases go on.
-                    errors.append(exc)
-            completed = True
-        if phase == "stop" and not completed:
-            await self._kill_all()
-        return PhaseReport(phase, trio.current_time() - began, completed, tuple(errors))
-
-    async def _refuse(self) -> None:
-        # Taking away the fast path is what makes each host tell look at `refusing`.
-        self.refusing = True
-        for cell in list(self.cells):
-            cell.box.set_room()
-
-    async def _drain(self) -> None:
-        await self._until_none(lambda cell: cell.busy)
-
-    async def _settle(self) -> None:
-        await self._until_none(
-            lambda cell: cell.busy or bool(cell.owed and cell.state == "running")
-        )
-
-    async def _until_none(self, waits: Callable[[Cell], bool]) -> None:
-        while True:
-            await trio.lowlevel.checkpoint()
-            cell = next((cell for cell in self.cells if waits(cell)), None)
-            if cell is None:
-                return
-            await cell.wait_change()
-
-    async def _stop(self) -> None:
-        self.stopping = True
-        for cell in await self.root.end():
-            await cell.wait_ended()
-
-    async def _kill_all(self) -> None:
-        self.root.abandon()
-        for cell in list(self.cells):
-            self._killed.append(cell.key)
-            cell.ending = True
-            cell.held = False
-            cell.nudge()
-            cell.kill("the shutdown's deadline passed")
-        with trio.move_on_after(1.0):
-            await self._until_none(lambda cell: True)
-
-    async def _flush(self) -> None:
-        """Only hooks."""
-
-    async def _close(self) -> None:
-        for cell in list(self.cells):
-            cell._end(None)
-        self._wheel_scope.cancel()
+        return await shut_down(self, deadline_s, phase_s or {}, drain=drain)

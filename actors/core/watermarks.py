@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Final
 from .events import MailboxHigh, MailboxLow
 
 if TYPE_CHECKING:
-    from .mailbox import Mailbox
+    from .room import Room
 
 BELOW: Final = 0
 CROSSED: Final = 1
 ABOVE: Final = 2
 
 
-def rose(box: Mailbox) -> None:
+def rose(box: Room) -> None:
     """Look whether the high mark was reached. Any thread."""
     high = box.terms.high
     if not high or box.level != BELOW or box.load < high:
@@ -41,7 +41,7 @@ def rose(box: Mailbox) -> None:
     system.on_loop(_announce, box)
 
 
-def _announce(box: Mailbox) -> None:
+def _announce(box: Room) -> None:
     """Emit that the mark was reached. May run under run_sync_soon: it does not raise."""
     box.level = ABOVE
     _emit(box, MailboxHigh)
@@ -50,7 +50,7 @@ def _announce(box: Mailbox) -> None:
     box.shrank()
 
 
-def fell(box: Mailbox) -> None:
+def fell(box: Room) -> None:
     """Look whether the low mark was reached, after the high one was."""
     if box.level == ABOVE and box.load <= box.terms.low:
         box.level = BELOW
@@ -58,7 +58,7 @@ def fell(box: Mailbox) -> None:
         _emit(box, MailboxLow)
 
 
-def _emit(box: Mailbox, kind: type[MailboxHigh | MailboxLow]) -> None:
+def _emit(box: Room, kind: type[MailboxHigh | MailboxLow]) -> None:
     box.cell.system.emit(
         kind,
         subject=box.cell.key,

@@ -34,7 +34,8 @@ import trio
 
 from .expiry import end_handler
 from .future import Target
-from .mailbox import NO_ALARM, Mailbox
+from .mailbox import Mailbox
+from .room import NO_ALARM
 
 if TYPE_CHECKING:
     from .cell import Cell

@@ -17,7 +17,7 @@ from abeyance.actors.core import (
     SupervisorSpec,
     TrioActor,
 )
-from abeyance.actors.core.system import PHASES
+from abeyance.actors.core.shutdown import PHASES
 
 
 class Life(TrioActor):

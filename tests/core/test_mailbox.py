@@ -117,7 +117,7 @@ async def test_host_thread_woken_as_its_time_runs_out_takes_the_room_it_was_give
                 box.give_room()
                 raise pykka.Timeout("woken at the same time")
 
-        monkeypatch.setattr("abeyance.actors.core.mailbox.TrioFuture", Late)
+        monkeypatch.setattr("abeyance.actors.core.room.TrioFuture", Late)
         await trio.to_thread.run_sync(ref.tell, "late")
         assert [message for message, _, _ in box.user] == ["late"]
         opens(ref)

@@ -9,7 +9,7 @@ import trio
 from trio.testing import MockClock
 
 from abeyance.actors import GiveUp, Retry
-from abeyance.actors.core.events import Subscription
+from abeyance.actors.core.hub import Subscription
 from abeyance.actors.domain.protocol import Admit, RecordWait
 from abeyance.actors.domain.turn import TurnTask
 from abeyance.actors.domain.wait_book import Deferral

@@ -1,0 +1,128 @@
+"""What a cell has in hand: the envelope that is handled, replies it owes, what was stashed.
+
+An envelope that was taken from the user lane is in flight, owed, stashed or returned until it has
+ended; here it goes from one to the other.
+
+Invariants:
+    I1. None is lost or doubled on the way: what `_in_hand` counts is the same before and after.
+    I2. An envelope is owed or stashed, never both.
+
+Runs on the loop thread.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .envelope import SETTLED, STASHED
+from .future import Target, Unasked
+
+if TYPE_CHECKING:
+    from .cell import Cell
+
+
+def owe(cell: Cell) -> tuple[Target, bool]:
+    """Register the in-flight envelope as owed; return its target and whether it was settled.
+
+    Raises:
+        RuntimeError: No handler of a message runs.
+    """
+    envelope = cell.inflight
+    if envelope is None:
+        raise RuntimeError("later() belongs in a handler of a message, before it returns")
+    message, target, deliveries = envelope
+    if deliveries == STASHED:
+        raise RuntimeError("the message was stashed; its reply is for the next handler of it")
+    if target is None:
+        target = Unasked()
+        cell.inflight = envelope = (message, target, deliveries)
+    if deliveries != SETTLED:
+        cell.owed[target] = envelope
+    return target, deliveries == SETTLED
+
+
+def release(cell: Cell, target: Target) -> bool:
+    """Take an owed, queued-again or in-flight envelope as handled. False if it has ended."""
+    found = cell.owed.pop(target, None) is not None
+    for lane in (cell.box.returned, cell.box.stashed):
+        if found or not lane:
+            continue
+        for place, envelope in enumerate(lane):
+            if envelope[1] is target:
+                del lane[place]
+                found = True
+                cell.box.set_room()
+                if cell.box.watched:
+                    cell.box.shrank()
+                break
+    inflight = cell.inflight
+    if inflight is not None and inflight[1] is target and inflight[2] != SETTLED:
+        cell.inflight = (inflight[0], target, SETTLED)
+        found = True
+    if found:
+        cell.handled += 1
+        # Those that have expired are owed to nobody who waits.
+        if cell.state == "stopping" and all(each.settled for each in cell.owed):
+            cell.box.wake()
+        if cell.idle is not None:
+            cell.settle_idle()
+    return found
+
+
+def stash(cell: Cell) -> None:
+    """Put the in-flight envelope aside.
+
+    Raises:
+        RuntimeError: No handler of a message runs, or its reply handle was taken.
+    """
+    envelope = cell.inflight
+    if envelope is None:
+        raise RuntimeError("stash() belongs in a handler of a message, before it returns")
+    message, target, deliveries = envelope
+    if deliveries < 0 or target in cell.owed:
+        raise RuntimeError("the message was stashed already, or its reply handle was taken")
+    if cell.box.closed:
+        raise RuntimeError(f"{cell} has ended; nothing is handled again")
+    before = _in_hand(cell)
+    cell.box.put_aside(envelope)
+    cell.inflight = (message, target, STASHED)
+    assert _in_hand(cell) == before  # I1
+
+
+def unstash(cell: Cell) -> int:
+    """Put back first in line what was stashed, but for what its running handler stashed."""
+    inflight = cell.inflight
+    before = _in_hand(cell)
+    count = cell.box.put_back(int(inflight is not None and inflight[2] == STASHED))
+    assert _in_hand(cell) == before  # I1
+    return count
+
+
+def take_back(cell: Cell) -> None:
+    """Take the in-flight envelope out of the stash where its handler, which failed, put it."""
+    inflight = cell.inflight
+    if inflight is None or inflight[2] != STASHED:
+        return
+    stashed = cell.box.stashed
+    if stashed:
+        assert stashed[-1][0] is inflight[0]
+        cell.inflight = stashed.pop()
+        cell.box.set_room()
+    else:  # The cell ended while the handler was shielded: it is a dead letter.
+        cell.inflight = (inflight[0], inflight[1], SETTLED)
+
+
+def _in_hand(cell: Cell) -> int:
+    """How many envelopes are where only the loop thread moves them (I1)."""
+    box, inflight = cell.box, cell.inflight
+    return (
+        len(box.returned or ())
+        + len(box.stashed or ())
+        + len(cell.owed)
+        + int(inflight is not None and inflight[2] >= 0 and inflight[1] not in cell.owed)
+    )
+
+
+def accounted(cell: Cell) -> int:
+    """How many envelopes have ended or are held: the right side of I5, between two handlers."""
+    return cell.handled + cell.dead + cell.quarantined + len(cell.box.user) + _in_hand(cell)

@@ -1,0 +1,93 @@
+"""The two ends of a reply: the handle of one that is owed, and the target of an actor's own ask.
+
+Invariants:
+    I1. A handle names its envelope, not an incarnation.
+    I2. An outcome reaches the asker by its internal lane, once, or is counted as dropped.
+
+A handle is settled on the loop thread; a target on any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+from .envelope import ANSWER, Answer
+from .future import Outcome, Target
+from .hand import release
+from .settling import drop_internal
+
+if TYPE_CHECKING:
+    from .cell import Cell
+
+
+class Reply:
+    """The handle of a reply that is owed. Names its envelope, not an incarnation.
+
+    It settles while the envelope is owed, being handled again, or queued again after a crash; a
+    queued one then leaves the queue. On the loop thread only.
+    """
+
+    __slots__ = ("_cell", "_over", "_target")
+
+    def __init__(self, cell: Cell, target: Target, over: bool) -> None:
+        self._cell = cell
+        self._target = target
+        self._over = over
+
+    @property
+    def settled(self) -> bool:
+        """Whether the asker has a reply, or an error in its place."""
+        return self._over or self._target._outcome is not None
+
+    def set(self, value: Any = None) -> bool:
+        """Reply. Return whether this was the reply; False if there was one, or it came too late.
+
+        Not a checkpoint.
+        """
+        return self._settle((value, None, None))
+
+    def set_exception(self, error: BaseException) -> bool:
+        """Reply with an exception. As `set`."""
+        return self._settle((None, error, error.__traceback__))
+
+    def _settle(self, outcome: Outcome) -> bool:
+        cell = self._cell
+        if get_ident() != cell.box.ident:
+            raise RuntimeError("a reply handle is settled on the loop thread")
+        if not release(cell, self._target):
+            return False
+        if self._target._settle(outcome):
+            return True
+        cell.late += 1
+        return False
+
+
+class Request(Target):
+    """The target of an actor's own ask: its outcome comes back on the actor's internal lane."""
+
+    _carried: Callable[[Any], Any] | None = None
+
+    def __init__(
+        self, cell: Cell, tag: Any, message: Any, fact: bool, chain: tuple[str, ...]
+    ) -> None:
+        self._asker = cell
+        self._tag = tag
+        self._message = message
+        self._incarnation = 0 if fact else cell.incarnation
+        # The ring ends where the asker itself waits: the answer is handled in the asker's chain.
+        self._chain = chain
+        if cell.system.tracing is not None:
+            self._carried = cell.system.tracing.keeping()
+
+    def _settled(self) -> None:
+        assert self._outcome is not None
+        value, error, _ = self._outcome
+        answer = Answer(self._tag, value, error, self._message)
+        cell = self._asker
+        payload: Any = (self._chain[:-1], answer)
+        if self._carried is not None:
+            payload = self._carried(payload)
+        if not cell.box.put_internal((ANSWER, payload, self._incarnation, 0)):
+            drop_internal(cell, ANSWER, payload, self._incarnation)
