@@ -14,7 +14,6 @@ Runs in: the task of whoever asked for the run, on the loop thread.
 
 from __future__ import annotations
 
-import logging
 import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -29,6 +28,7 @@ from abeyance.storage.tables.blocks import TextBlock
 
 from .core import ChildSpec, Supervisor, SupervisorSpec
 from .core.errors import ActorDeadError
+from .core.logs import Log
 from .disposal import dispose
 from .domain.errors import (
     AgentOwnedElsewhereError,
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 NAME_BYTES_MAX: Final = 114
 """Of a specification's name: the rest of a run's name makes it the only one."""
 INTERRUPTED: Final = "this run was interrupted; it is not taken up again"
-_logger = logging.getLogger(__name__)
+_logger = Log(__name__)
 
 declare("ephemeral.started", "a run is recorded and has done nothing yet")
 declare("ephemeral.answered", "a run's turn is over and the run is not")
@@ -219,7 +219,9 @@ class EphemeralRun:
             if self.slot is not None:
                 await dispose(self.slot, name, "ephemeral", None, None, "its end", runtime)
         except (ActorDeadError, NotStoredError) as error:
-            _logger.error("ephemeral run %r is closed by the next start: %s", name, error)
+            _logger.error(
+                "ephemeral run %r is closed by the next start: %s", name, error, agent=name
+            )
         finally:
             for group in reversed(groups):
                 await group.stop()
@@ -277,7 +279,9 @@ class EphemeralRuns:
                 continue  # It runs there.
             except Exception as error:
                 # A full disk, a row of it that cannot be read, a stop: the rest is no worse for it.
-                _logger.exception("ephemeral run %r is closed by a later start: %s", name, error)
+                _logger.exception(
+                    "ephemeral run %r is closed by a later start: %s", name, error, agent=name
+                )
 
     async def _close(self, name: str) -> None:
         runtime = self._runtime

@@ -180,8 +180,10 @@ async def _open(runtime: Runtime, *, control: bool, enter: bool) -> AsyncIterato
         except BaseException as error:  # noqa: BLE001 - raised again below.
             failure = error
         finally:
-            await runtime._stop()
-            ended.set()
+            try:
+                await runtime._stop()
+            finally:
+                ended.set()
     if runtime._lost is not None:
         raise runtime._lost from failure
     if failure is not None:

@@ -158,7 +158,13 @@ class Runtime:
                 on_exhausted="escalate",
             )
         )
-        self._root = root  # At once: a start that is cancelled below is to be stopped, too.
+        # At once: a start that is cancelled below is to be stopped, too.
+        self._root = root
+        self._journal: TrioActorRef[Journal] = root.refs["journal"]
+        self._ledger: TrioActorRef[Ledger] = root.refs["ledger"]
+        self._alarm: TrioActorRef[Alarm] = root.refs["alarm"]
+        self._conversations = Conversations(self)
+        self._runs = EphemeralRuns(self)
         slots = await system.start_supervisor(
             SupervisorSpec(id="slots", children=(), on_exhausted="park"), parent=root
         )
@@ -188,11 +194,6 @@ class Runtime:
         )
         self._alerts: TrioActorRef[Alerts] = alerting.refs[ALERTS]
         self._desk.attach(self._alerts)
-        self._journal: TrioActorRef[Journal] = root.refs["journal"]
-        self._ledger: TrioActorRef[Ledger] = root.refs["ledger"]
-        self._alarm: TrioActorRef[Alarm] = root.refs["alarm"]
-        self._conversations = Conversations(self)
-        self._runs = EphemeralRuns(self)
         self._archive.attach(root.refs[ARCHIVE])
         system.deliveries = self._counts
         system.reminders = DurableReminders(root.refs[REMINDERS], self._archive, clock)

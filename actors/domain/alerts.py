@@ -168,6 +168,16 @@ class Alerts(TrioActor):
             self.spawn(self._pump, sink, post, name=f"alerts to {sink.name}")
         self._hand_over()
 
+    async def on_stop(self) -> None:  # type: ignore[override]
+        # What was delivered and is not noted yet would be delivered again by the next opening.
+        taken = [key for post in self.kept.posts.values() for key in post.taken]
+        for at in range(0, len(taken), PAGE):
+            part = taken[at : at + PAGE]
+            with suppress(AbeyanceError):
+                await self._journal.ask(
+                    Requests(Request(deletes=(Delete("alerts_owed", key),)) for key in part)
+                )
+
     def on_receive(self, message: Any) -> Any:
         match message:
             case RaiseAlert():

@@ -63,7 +63,9 @@ def check_permitted(admin: Admin | None, act: OperatorAct, door: Door) -> None:
         if admin(act) is True:
             return
     except Exception as error:
-        _logger.exception("the host's admin gate failed, so %s is refused", act.verb)
+        _logger.exception(
+            "the host's admin gate failed, so %s is refused", act.verb, agent=act.agent
+        )
         cause = error
     raise NotPermittedError(
         f"{act.requester!r} may not {act.verb} of {act.agent!r}: the host's admin gate "
