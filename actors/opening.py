@@ -6,6 +6,7 @@ host's block ended with.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import socket
@@ -174,7 +175,10 @@ async def _open(runtime: Runtime, *, control: bool, enter: bool) -> AsyncIterato
         try:
             await runtime._start(bodies)
             if control:
-                await bodies.start(serve_control, runtime, runtime.directory)
+                nonce = runtime._ownership.nonce
+                await bodies.start(
+                    functools.partial(serve_control, nonce=nonce), runtime, runtime.directory
+                )
             with runtime._scope:
                 yield
         except BaseException as error:  # noqa: BLE001 - raised again below.

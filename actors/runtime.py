@@ -422,7 +422,7 @@ class Runtime:
             pid, host = (0, "?") if process is None else (process.record.pid, process.record.host)
             raise AgentOwnedElsewhereError(
                 f"agent {agent!r} is owned by process {pid} on {host}, which lives; nothing was "
-                "released; release it there",
+                "released; release it through that process, as the command line does",
                 agent=agent,
                 pid=pid,
                 host=host,

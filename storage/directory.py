@@ -10,6 +10,7 @@
             closed.json     the state in which the last process closed the store
             owners/         0700; one locked file a live process
             flights/        0700; a file a live process: what its handlers have in hand
+        control/            0700; the operator's side: a socket a live process, named PID-NONCE
 
 Invariants:
     I1  A directory named `store` is complete: it is renamed into place, and its parent synced.

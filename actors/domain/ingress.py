@@ -243,6 +243,19 @@ def clean_text(text: str, chars_max: int) -> str:
     return cleaned if len(cleaned) <= chars_max else cleaned[: chars_max - 1] + "…"
 
 
+def escaped_text(text: str, form: str = "\\u{:04x}") -> str:
+    """The text with every character that is not seen, or that turns what is around it, spelt out.
+
+    For what is on disk already: new names with such characters are refused.
+
+    Args:
+        form: How a character is spelt, by its code point.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(form.format(ord(char)) if _is_unprintable(char) else char for char in text)
+
+
 __all__ = [
     "Content",
     "InvalidInputError",
@@ -250,6 +263,7 @@ __all__ = [
     "check_name",
     "clean_text",
     "encode_body",
+    "escaped_text",
     "identity",
     "new_message_id",
     "read_blocks",

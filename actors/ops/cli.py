@@ -1,11 +1,12 @@
-"""The command line: what an operator asks of a running host or of a stopped store.
+"""The command line: what an operator asks of running hosts or of a stopped store.
 
-Exit codes: 0 done; 1 refused, failed, a check with findings, or a demo line that does not hold; 2 a
+Exit codes: 0 done; 1 refused, failed, a host that did not answer (what the others said is printed),
+a check with findings, or a demo line that does not hold; 2 a
 state directory that cannot be used, or a usage mistake; 130 Ctrl-C. Each failure is one line on
 stderr; with `--json` also an object `{"error": {"code", "text", "field"}}` on stdout.
 
 Invariants:
-    I1  A running host is asked through its control socket; only where none answers is the store
+    I1  Running hosts are asked through their control sockets; only where none runs is the store
         opened, and then read-only unless the verb changes something.
     I2  A release that was done exits with 0, whatever becomes of its output.
 
@@ -129,7 +130,7 @@ _BAD_STATE: Final = (
 
 
 class Target(Protocol):
-    """A running host or a stopped store."""
+    """Running hosts or a stopped store."""
 
     def status(self) -> StatusReport: ...
     def waits(self, agent: str | None = None) -> tuple[WaitReport, ...]: ...
@@ -144,11 +145,11 @@ class Target(Protocol):
 
 
 def open_target(directory: Path, *, writing: bool = False) -> Target:
-    """Reach the host of a state directory, or open its store where no host runs.
+    """Reach the hosts of a state directory, or open its store where no host runs.
 
     Raises:
         StorageError: There is no store there, or it cannot be opened; each kind says why.
-        HostSilentError: A host is there and does not answer.
+        HostSilentError: Hosts are there and none answers.
     """
     try:
         return ControlClient(directory)
@@ -181,6 +182,7 @@ def status(directory: StateDir, as_json: AsJson = False) -> None:
         typer.echo(json_text(report))
     else:
         print_status(_console(), report, _now_ms())
+    _say_silent(report.silent_pids)
 
 
 @app.command()
@@ -301,7 +303,8 @@ def tree(
         found = target.tree(depth=depth, width=width)
     finally:
         target.close()
-    typer.echo(json_text(TreeReport(tree=found)) if as_json else format_tree(found))
+    typer.echo(json_text(found) if as_json else _trees_text(found))
+    _say_silent(found.silent_pids)
 
 
 Before = Annotated[
@@ -506,6 +509,24 @@ def _fail(code: str, text: str, exit_code: int, given: list[str], field: str | N
     return exit_code
 
 
+def _trees_text(found: TreeReport) -> str:
+    if not found.others:
+        return format_tree(found.tree)
+    trees = [(found.pid, found.tree), *((other.pid, other.tree) for other in found.others)]
+    return "\n\n".join(f"pid {pid}\n{format_tree(tree)}" for pid, tree in trees)
+
+
+def _say_silent(pids: tuple[int, ...]) -> None:
+    """Name the hosts that gave no answer, and end with the exit code that says so."""
+    for pid in pids:
+        _say(
+            f"host process {pid} did not answer; what it runs is not shown; look at that process, "
+            "then ask again"
+        )
+    if pids:
+        raise typer.Exit(FAILED)
+
+
 def _say(line: str) -> None:
     with suppress(OSError):  # Nowhere is left to say it.
         typer.echo(f"abeyance: {line}", err=True)
@@ -520,12 +541,15 @@ def _drop_output() -> None:
 
 
 def _check_known(target: Target, agent: str) -> None:
-    if all(known.name != agent for known in target.status().agents):
-        raise UnknownAgentError(
-            f"no agent {agent!r} is known there, and no wait of one; nothing was done; see the "
-            "status for the names there are",
-            agent=agent,
-        )
+    report = target.status()
+    if any(known.name == agent for known in report.agents):
+        return
+    _say_silent(report.silent_pids)  # It may be one of theirs.
+    raise UnknownAgentError(
+        f"no agent {agent!r} is known there, and no wait of one; nothing was done; see the "
+        "status for the names there are",
+        agent=agent,
+    )
 
 
 def _console() -> Console:

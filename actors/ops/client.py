@@ -1,19 +1,24 @@
-"""The blocking client of a host's control socket, for the command line and for scripts.
+"""The blocking client of the hosts of a state directory, for the command line and for scripts.
+
+Several processes may host agents of one directory, each with a control socket of its own. What
+only one of them knows (what it runs) is asked of all; what the store holds, of the first that
+answers; what changes something, of whoever it belongs to.
 
 Invariants:
-    I1  Every wait has a deadline; a host that accepts and says nothing is an error, not a hang.
-    I2  A request is sent at most once. What became of one that got no reply is unknown, and the
-        error says so.
+    I1  Every wait has a deadline; a host that accepts and says nothing is an error, not a hang, and
+        it keeps no other host's answer back for longer than that.
+    I2  A request that changes something goes to the next host only where one refused it as not its
+        own: then nothing was done.
 
 Blocking; any thread, one thread at a time.
 """
 
 from __future__ import annotations
 
-import getpass
 import os
-import socket
+import selectors
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar
@@ -23,110 +28,74 @@ import msgspec
 from abeyance.actors.core.tree import DEPTH, WIDTH
 from abeyance.actors.domain.archive_book import Kind
 
-from .address import SOCKET_NAME, socket_address
+from .address import CONTROL_NAME, host_sockets
+from .connection import (
+    TIMEOUT_S,
+    HostClient,
+    HostForbiddenError,
+    HostSilentError,
+    NoHostError,
+    RefusedByHostError,
+    this_requester,
+)
 from .protocol import (
     EVERY_MODEL,
-    PROTOCOL,
-    REPLY_BYTES_MAX,
     AlertReport,
-    AlertsReport,
-    AlertsRequest,
     ControlError,
-    DeadLettersRequest,
-    EntriesReport,
     EntryReport,
     Hello,
+    HostTreeReport,
     NodeReport,
-    QuarantineRequest,
     ReleaseReport,
-    ReleaseRequest,
     ReplayReport,
-    ReplayRequest,
-    Reply,
-    Request,
     RewindReport,
-    RewindRequest,
     StatusReport,
-    StatusRequest,
     TreeReport,
-    TreeRequest,
-    UnsupportedProtocolError,
     WaitReport,
-    WaitsReport,
-    WaitsRequest,
-    clean_requester,
 )
 
-TIMEOUT_S: Final = 10.0
-"""For connecting, and again for each reply."""
+NOT_ITS_OWN: Final = frozenset(
+    {"agent_owned_elsewhere", "unknown_agent", "actor_dead", "message_not_kept"}
+)
+"""Codes by which a host refuses what another host of the directory may do. Nothing was done."""
 
-_T = TypeVar("_T", bound=msgspec.Struct)
-
-
-class NoHostError(ControlError):
-    """No running host serves that state directory. Nothing was done."""
-
-    code = "no_host"
-
-
-class HostSilentError(ControlError):
-    """The host did not answer in time, or hung up. What became of the request is unknown."""
-
-    code = "host_silent"
-
-
-class HostForbiddenError(ControlError):
-    """The host's socket is not this user's to open. Nothing was done."""
-
-    code = "host_forbidden"
-
-
-class _HungUpError(Exception):
-    """The other side closed the connection."""
-
-
-class RefusedByHostError(ControlError):
-    """The host refused the request or failed it. Attributes: `remote_code`, `field`."""
-
-    code = "refused"
-    remote_code: str
-
-
-def this_requester() -> str:
-    """Who asks, as it is recorded: `cli:` and the user's name."""
-    try:
-        name = getpass.getuser()
-    except (OSError, KeyError):  # A user id without a name, as in many containers.
-        name = f"uid {os.getuid()}"
-    return clean_requester(name)
+_T = TypeVar("_T")
 
 
 class ControlClient:
-    """One connection to the host of a state directory.
+    """A connection to each live host of a state directory.
 
     Args:
         directory: The state directory.
-        timeout_s: Bounds connecting, and each reply.
+        timeout_s: Bounds the greetings of all hosts together, and each reply.
     Raises:
-        NoHostError: There is no socket, nobody listens on it, or the host is ending.
-        RefusedByHostError: The host takes no more connections.
-        HostForbiddenError: The socket is another user's.
-        HostSilentError: Somebody listens and does not say hello.
-        UnsupportedProtocolError: The host speaks another version of the protocol.
-        OSError: The path cannot be followed; `filename` is the socket's.
+        NoHostError: No live host serves the directory, or each that did is ending.
+        RefusedByHostError: The only host takes no more connections.
+        HostForbiddenError: The sockets are another user's.
+        HostSilentError: No host says hello; the text names each.
+        UnsupportedProtocolError: The only host speaks another version of the protocol.
+        OSError: The path cannot be followed; `filename` is the one that could not.
     """
 
     hello: Hello
+    """Of the host that greeted first."""
 
     def __init__(self, directory: str | os.PathLike[str], *, timeout_s: float = TIMEOUT_S) -> None:
+        self._directory = Path(directory)
         self._timeout_s = timeout_s
-        self._pending = bytearray()
-        self._socket = _connect(Path(directory), timeout_s)
+        self._until = time.monotonic() + timeout_s
+        self._calling: list[HostClient] = []
+        self._greeted: list[HostClient] = []
+        self._failures: dict[int, ControlError] = {}
         try:
-            self.hello = self._greeted()
+            self._call()
+            first = next(self._hosts(), None)
+            if first is None:
+                raise self._nobody()
         except BaseException:
-            self._socket.close()
+            self.close()
             raise
+        self.hello = first.hello
 
     def __enter__(self) -> Self:
         return self
@@ -140,217 +109,243 @@ class ControlClient:
         self.close()
 
     def close(self) -> None:
-        """Close the connection. Idempotent."""
-        self._socket.close()
+        """Close the connections. Idempotent."""
+        for host in (*self._calling, *self._greeted):
+            host.close()
+
+    @property
+    def failures(self) -> dict[int, ControlError]:
+        """The live hosts that gave no answer so far, by pid, and why."""
+        return dict(self._failures)
 
     def status(self) -> StatusReport:
-        """What the host runs and what waits.
+        """What the hosts run and what waits. Every host is asked.
 
         Raises:
-            RefusedByHostError, HostSilentError: As they say; nothing changed.
+            RefusedByHostError, HostSilentError: None answered; nothing changed.
         """
-        return self._ask(StatusRequest(), StatusReport)
+        reports = [report for _, report in self._of_every(HostClient.status)]
+        first = reports[0]
+        # Every host reads the same rows; what is not recorded yet only one of them knows.
+        waits = {(wait.agent, wait.model): wait for report in reports for wait in report.waits}
+        return msgspec.structs.replace(
+            first,
+            agents=tuple(agent for report in reports for agent in report.agents),
+            waits=tuple(waits.values()),
+            hosts=tuple(host for report in reports for host in report.hosts),
+            silent_pids=tuple(sorted(self._failures)),
+        )
 
     def waits(self, agent: str | None = None) -> tuple[WaitReport, ...]:
-        """The binding waits of one agent, or of all.
+        """The binding waits of one agent, or of all, as the first host that answers reads them.
 
         Raises:
             RefusedByHostError, HostSilentError: As they say; nothing changed.
         """
-        request = WaitsRequest(agent=msgspec.UNSET if agent is None else agent)
-        return self._ask(request, WaitsReport).waits
+        return self._of_any(lambda host: host.waits(agent))
 
-    def tree(self, *, depth: int = DEPTH, width: int = WIDTH) -> NodeReport:
-        """The host's supervisors and actors.
+    def tree(self, *, depth: int = DEPTH, width: int = WIDTH) -> TreeReport:
+        """The supervisors and actors of every host.
 
         Raises:
-            RefusedByHostError, HostSilentError: As they say; nothing changed.
+            RefusedByHostError, HostSilentError: None answered; nothing changed.
         """
-        return self._ask(TreeRequest(depth=depth, width=width), TreeReport).tree
+
+        def ask(host: HostClient) -> NodeReport:
+            return host.tree(depth=depth, width=width)
+
+        (first, tree), *others = self._of_every(ask)
+        return TreeReport(
+            tree=tree,
+            pid=first.at.pid,
+            others=tuple(HostTreeReport(pid=host.at.pid, tree=node) for host, node in others),
+            silent_pids=tuple(sorted(self._failures)),
+        )
 
     def release(
         self, agent: str, model: str = EVERY_MODEL, *, requester: str | None = None
     ) -> ReleaseReport:
         """End the waits of one agent: one model's, or with `*` every model's.
 
+        The host that owns the agent does it; of an agent that none owns, any.
         Durable for each wait that the receipt calls `recorded`.
 
         Raises:
             RefusedByHostError: The host refused it; `remote_code` says whether anything changed.
-            HostSilentError: Whether it was done is unknown; releasing again is harmless.
+            HostSilentError: The host that was asked did not answer: whether it was done is
+                unknown, and releasing again is harmless. Or those that answered do not own the
+                agent: nothing was done.
         """
-        request = ReleaseRequest(
-            agent=agent,
-            model=model,
-            requester=this_requester() if requester is None else requester,
-        )
-        return self._ask(request, ReleaseReport)
+        return self._of_owner(lambda host: host.release(agent, model, requester=requester))
 
     def rewind(
         self, agent: str, to: str | int | None, *, requester: str | None = None
     ) -> RewindReport:
         """Rewind an agent's transcript to a message, or with None undo the last rewind.
 
-        Durable: on return.
+        The host that owns the agent does it. Durable: on return.
 
         Raises:
             RefusedByHostError: The host refused it; nothing was done.
-            HostSilentError: Whether it was done is unknown; the transcript tells.
+            HostSilentError: Whether it was done is unknown, and the transcript tells; or those
+                that answered do not own the agent, and nothing was done.
         """
-        request = RewindRequest(
-            agent=agent,
-            to=msgspec.UNSET if to is None else to,
-            undo=to is None,
-            requester=this_requester() if requester is None else requester,
-        )
-        return self._ask(request, RewindReport)
+        return self._of_owner(lambda host: host.rewind(agent, to, requester=requester))
 
     def entries(
         self, kind: Kind, *, before: int | None = None, limit: int = 100
     ) -> tuple[EntryReport, ...]:
-        """Rows of the dead letters or of the quarantine, the newest first.
+        """Rows of the dead letters or of the quarantine, the newest first, from any host.
 
         Raises:
             RefusedByHostError, HostSilentError: As they say; nothing changed.
         """
-        number = msgspec.UNSET if before is None else before
-        request: Request = (
-            DeadLettersRequest(before=number, limit=limit)
-            if kind == "dead_letter"
-            else QuarantineRequest(before=number, limit=limit)
-        )
-        return self._ask(request, EntriesReport).entries
+        return self._of_any(lambda host: host.entries(kind, before=before, limit=limit))
 
     def alerts(self, *, after: int | None = None, limit: int = 100) -> tuple[AlertReport, ...]:
-        """What operators were told of, oldest first.
+        """What operators were told of, oldest first, from any host.
 
         Raises:
             RefusedByHostError, HostSilentError: As they say; nothing changed.
         """
-        request = AlertsRequest(after=msgspec.UNSET if after is None else after, limit=limit)
-        return self._ask(request, AlertsReport).alerts
+        return self._of_any(lambda host: host.alerts(after=after, limit=limit))
 
     def replay(self, kind: Kind, number: int, *, requester: str | None = None) -> ReplayReport:
-        """Have the message of a row sent to its actor again.
+        """Have the message of a row sent to its actor again, by the host that runs the actor.
 
         Durable: that it was, before it is sent.
 
         Raises:
             RefusedByHostError: The host refused it, and nothing was sent.
-            HostSilentError: Whether it was sent is unknown; the row's count tells.
+            HostSilentError: Whether it was sent is unknown, and the row's count tells; or those
+                that answered do not run the actor, and nothing was sent.
         """
-        by = this_requester() if requester is None else requester
-        return self._ask(ReplayRequest(kind=kind, id=number, requester=by), ReplayReport)
+        return self._of_owner(lambda host: host.replay(kind, number, requester=requester))
 
-    def _ask(self, request: Request, kind: type[_T]) -> _T:
-        try:
-            self._socket.settimeout(self._timeout_s)
-            self._socket.sendall(msgspec.json.encode(request) + b"\n")
-        except OSError as error:
-            raise self._silent(str(error)) from None
-        try:
-            line = self._line()
-        except _HungUpError:
-            raise self._silent("it hung up") from None
-        try:
-            reply = msgspec.json.decode(line, type=Reply)
-            if reply.ok and reply.result is not msgspec.UNSET:
-                return msgspec.json.decode(reply.result, type=kind)
-        except msgspec.DecodeError as error:
-            raise self._silent(f"its answer cannot be read: {error}") from None
-        if reply.error is msgspec.UNSET:
-            raise self._silent("its answer carries neither a result nor an error")
-        raise RefusedByHostError(
-            reply.error.text, remote_code=reply.error.code, field=reply.error.field
-        )
+    # -- whom to ask -------------------------------------------------------------------------
 
-    def _greeted(self) -> Hello:
-        try:
-            line = self._line()
-        except _HungUpError:
-            # Nothing was asked yet: a host that ends closes what still waits to be greeted.
-            raise NoHostError(
-                "the host hung up before its greeting, as one that ends does; nothing was done; "
-                "ask again"
-            ) from None
-        hello, refusal = _decoded(line, Hello), _decoded(line, Reply)
-        if refusal is not None and refusal.error is not msgspec.UNSET:
-            raise RefusedByHostError(
-                refusal.error.text, remote_code=refusal.error.code, field=refusal.error.field
-            )
-        if hello is None:
-            raise self._silent("what it says is no greeting of a control socket")
-        if hello.protocol != PROTOCOL:
-            raise UnsupportedProtocolError(
-                f"the host (pid {hello.pid}, version {hello.abeyance}) speaks control protocol "
-                f"{hello.protocol}, not {PROTOCOL}; nothing was done; use that version's command",
-                field="protocol",
-            )
-        return hello
-
-    def _line(self) -> bytes:
-        until = time.monotonic() + self._timeout_s
-        looked = 0
-        while (end := self._pending.find(b"\n", looked)) < 0:
-            looked = len(self._pending)
-            if len(self._pending) > REPLY_BYTES_MAX:
-                raise self._silent("its answer is longer than the bound")
+    def _of_every(self, ask: Callable[[HostClient], _T]) -> list[tuple[HostClient, _T]]:
+        answers: list[tuple[HostClient, _T]] = []
+        for host in self._hosts():
             try:
-                self._socket.settimeout(max(0.001, until - time.monotonic()))
-                piece = self._socket.recv(65_536)
-            except TimeoutError:
-                raise self._silent(f"no answer within {self._timeout_s:g} s") from None
-            except OSError:
-                piece = b""
-            if not piece:
-                raise _HungUpError
-            self._pending += piece
-        line = bytes(self._pending[:end])
-        del self._pending[: end + 1]
-        return line
+                answers.append((host, ask(host)))
+            except (HostSilentError, RefusedByHostError) as error:
+                self._fail(host, error)
+        if not answers:
+            raise self._nobody()
+        return sorted(answers, key=lambda answer: answer[0].at)
 
-    def _silent(self, why: str) -> HostSilentError:
-        return HostSilentError(
-            f"the host did not answer ({why}); what became of the request is unknown; "
-            "look at the host, then ask again"
+    def _of_any(self, ask: Callable[[HostClient], _T]) -> _T:
+        for host in self._hosts():
+            try:
+                return ask(host)
+            except HostSilentError as error:
+                self._fail(host, error)
+        raise self._nobody()
+
+    def _of_owner(self, ask: Callable[[HostClient], _T]) -> _T:
+        """Ask host by host, past those that say that another must do it.
+
+        Each decides by the owner row, in its own reading of the store; this process reads none.
+        """
+        refusals: list[RefusedByHostError] = []
+        for host in self._hosts():
+            try:
+                return ask(host)
+            except RefusedByHostError as error:
+                if error.remote_code not in NOT_ITS_OWN:
+                    raise
+                refusals.append(error)
+        if not refusals:
+            raise self._nobody()
+        # Who knows the owner knows more than who has never heard of the agent.
+        refusals.sort(key=lambda error: error.remote_code != "agent_owned_elsewhere")
+        if not self._failures:
+            raise refusals[0]
+        raise HostSilentError(
+            f"{self._silent_hosts()} did not answer, and the hosts that did cannot do it: "
+            f"{refusals[0]}; nothing was done; look at that process, then ask again"
         )
 
+    # -- connections -------------------------------------------------------------------------
 
-def _decoded(line: bytes, kind: type[_T]) -> _T | None:
-    try:
-        return msgspec.json.decode(line, type=kind)
-    except msgspec.DecodeError:
-        return None
+    def _call(self) -> None:
+        try:
+            sockets = host_sockets(self._directory)
+        except PermissionError:
+            raise HostForbiddenError(
+                f"{self._directory / CONTROL_NAME} belongs to another user; nothing was done; ask "
+                "as the user who runs the host"
+            ) from None
+        for at in sockets:
+            try:
+                host = HostClient(self._directory, at, timeout_s=self._timeout_s)
+            except NoHostError:
+                continue  # It ended in this instant.
+            except (HostForbiddenError, HostSilentError) as error:
+                self._failures[at.pid] = error
+            else:
+                self._calling.append(host)
+
+    def _hosts(self) -> Iterator[HostClient]:
+        """Each host that has greeted, then each other as it greets, until the deadline of all."""
+        yield from tuple(self._greeted)
+        while self._calling:
+            ready = self._ready()
+            for host in ready:
+                self._calling.remove(host)
+                try:
+                    host.greet()
+                except NoHostError:
+                    host.close()
+                except ControlError as error:
+                    self._fail(host, error)
+                else:
+                    self._greeted.append(host)
+                    yield host
+            if not ready:
+                while self._calling:
+                    host = self._calling.pop()
+                    self._fail(
+                        host, host.silent(f"no answer within {self._timeout_s:g} s", asked=False)
+                    )
+
+    def _ready(self) -> list[HostClient]:
+        with selectors.DefaultSelector() as selector:
+            for host in self._calling:
+                selector.register(host, selectors.EVENT_READ, host)
+            events = selector.select(max(0.0, self._until - time.monotonic()))
+            return [key.data for key, _ in events]
+
+    def _fail(self, host: HostClient, error: ControlError) -> None:
+        self._failures[host.at.pid] = error
+        if not isinstance(error, RefusedByHostError) or host not in self._greeted:
+            host.close()
+            if host in self._greeted:
+                self._greeted.remove(host)
+
+    def _nobody(self) -> ControlError:
+        if not self._failures:
+            return NoHostError(
+                f"no running host serves {self._directory}; nothing was done; start the host"
+            )
+        if len(self._failures) == 1:
+            return next(iter(self._failures.values()))
+        return HostSilentError(
+            f"{self._silent_hosts()} did not answer: "
+            f"{'; '.join(str(self._failures[pid]) for pid in sorted(self._failures))}"
+        )
+
+    def _silent_hosts(self) -> str:
+        pids = sorted(self._failures)
+        return f"host process{'es' * (len(pids) > 1)} {', '.join(map(str, pids))}"
 
 
-def _connect(directory: Path, timeout_s: float) -> socket.socket:
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.settimeout(timeout_s)
-    try:
-        with socket_address(directory) as address:
-            connection.connect(address)
-    except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
-        connection.close()
-        raise NoHostError(
-            f"no running host serves {directory / SOCKET_NAME}; nothing was done; start the host"
-        ) from None
-    except PermissionError:
-        connection.close()
-        raise HostForbiddenError(
-            f"{directory / SOCKET_NAME} belongs to another user; nothing was done; ask as the user "
-            "who runs the host"
-        ) from None
-    except (TimeoutError, BlockingIOError):
-        connection.close()
-        raise HostSilentError(
-            f"the host of {directory} takes no connection; nothing was done; look at the host"
-        ) from None
-    except OSError as error:
-        connection.close()
-        # Of a socket's address, the system's error does not name the path.
-        path = os.fspath(directory / SOCKET_NAME)
-        raise OSError(error.errno, error.strerror or str(error), path) from None
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+__all__ = [
+    "ControlClient",
+    "HostForbiddenError",
+    "HostSilentError",
+    "NoHostError",
+    "RefusedByHostError",
+    "this_requester",
+]

@@ -1,11 +1,12 @@
 """The control server: a host's Unix socket for operators, in its state directory.
 
-It runs in the runtime's nursery, on the loop thread, and ends with it. The socket has mode 0600:
-whoever may open it is the admin; there is no second gate.
+Hosts that share a directory have a socket each, named after the opening's nonce (`address`). It
+runs in the runtime's nursery, on the loop thread, and ends with it. The socket has mode 0600 and
+its folder 0700: whoever may open it is the admin; there is no second gate.
 
 Invariants:
-    I1  Only the holder of the lock file binds or unlinks the socket, so a dead host's socket is
-        replaced and a live one's never is. The kernel drops the lock at a death.
+    I1  A host binds its own socket and removes it at its end. Another's is removed only where the
+        opening's proof of life says that its process is gone, so a live host's never is.
     I2  The socket is never connectable with a mode wider than 0600.
     I3  One reply a request, in order. A bad request gets one typed error and changes nothing.
     I4  No client can hold up the host: lines, connections and every wait for a client are bounded.
@@ -28,9 +29,8 @@ from abeyance.actors._version import __version__
 from abeyance.actors.core.errors import AbeyanceError
 from abeyance.actors.core.logs import Log
 from abeyance.actors.domain.requesters import Door
-from abeyance.storage.locks import FileLock
 
-from .address import LOCK_NAME, SOCKET_NAME, socket_address
+from .address import CONTROL_NAME, HostSocket, all_sockets, socket_address
 from .protocol import (
     ERROR_CHARS_MAX,
     EVERY_MODEL,
@@ -49,6 +49,7 @@ from .protocol import (
     FailureReport,
     HeldReport,
     Hello,
+    HostReport,
     NodeReport,
     QuarantineRequest,
     ReleasedReport,
@@ -77,8 +78,6 @@ IDLE_S_MAX: Final = 60.0
 """How long a connection may be silent between two requests."""
 SEND_S_MAX: Final = 10.0
 """How long a client may take to read one reply."""
-TAKEOVER_POLL_S: Final = 1.0
-"""How often a second host of a directory looks whether the first has gone."""
 
 _log = Log(__name__)
 
@@ -120,7 +119,7 @@ class Controlled(Protocol):
 
 
 class SocketTakenError(ControlError):
-    """Something that is no socket stands where the control socket belongs; it was left alone."""
+    """Something that is no folder stands where the control sockets belong; it was left alone."""
 
     code = "socket_taken"
 
@@ -129,67 +128,72 @@ async def serve_control(
     runtime: Controlled,
     directory: str | os.PathLike[str],
     *,
+    nonce: str,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve the control socket of a state directory until cancelled.
+    """Serve a control socket of a state directory until cancelled.
 
-    Reports itself started when the socket accepts connections; where another live host of the same
-    directory serves it already, at once, and takes over when that host is gone.
+    Reports itself started when the socket accepts connections. Sockets that dead hosts left are
+    removed first.
     A checkpoint. Cancelled: connections are closed, the socket is removed. A verb that has handed
     a release to the runtime is the runtime's to finish. Nothing of its own is durable.
 
     Args:
         directory: The state directory; it exists.
+        nonce: Of the opening, whose proof of life is there until this has ended.
     Raises:
         SocketTakenError, SocketPathError: The socket cannot be bound; nothing was changed.
         OSError: The directory does not take a socket.
     """
     root = Path(directory)
-    with contextlib.closing(FileLock(root / LOCK_NAME)) as lock:
-        if not lock.acquire_nowait():
-            task_status.started()
-            while not lock.acquire_nowait():  # noqa: ASYNC110 - the kernel wakes nobody for a lock.
-                await trio.sleep(TAKEOVER_POLL_S)
-        with _bound(root) as listening:
-            listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
-            server = _Server(runtime)
-            try:
-                await trio.serve_listeners(
-                    server.serve,
-                    [listener],
-                    task_status=_Once(task_status),
-                )
-            finally:
-                (root / SOCKET_NAME).unlink(missing_ok=True)
+    _make_folder(root)
+    _remove_dead(root)
+    with _bound(HostSocket(os.getpid(), nonce).path(root)) as listening:
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
+        await trio.serve_listeners(
+            _Server(runtime).serve, [listener], task_status=_Started(task_status)
+        )
 
 
-class _Once:
-    """Reports the start without the listeners, unless it was reported before."""
+class _Started:
+    """Reports the start without the listeners."""
 
     def __init__(self, status: trio.TaskStatus[None]) -> None:
         self._status = status
 
     def started(self, _listeners: object = None) -> None:
-        with contextlib.suppress(RuntimeError):  # A host that stood by has reported already.
-            self._status.started()
+        self._status.started()
+
+
+def _make_folder(root: Path) -> None:
+    folder = root / CONTROL_NAME
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    if not stat.S_ISDIR(folder.lstat().st_mode):
+        raise SocketTakenError(
+            f"{folder} is not a folder; it was left alone; move it away and start the host again"
+        )
+    folder.chmod(0o700)
+
+
+def _remove_dead(root: Path) -> None:
+    for at in all_sockets(root):
+        if not at.is_alive(root):
+            at.path(root).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
-def _bound(root: Path) -> Iterator[socket.socket]:
-    path = root / SOCKET_NAME
-    with contextlib.suppress(FileNotFoundError):
-        if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise SocketTakenError(
-                f"{path} is not a socket; it was left alone; move it away and start the host again"
-            )
-        path.unlink()
+def _bound(path: Path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
-        with socket_address(root) as address:
+        with socket_address(path) as address:
             listening.bind(address)
-        # A bound socket refuses connections until it listens: the mode is set before that.
-        path.chmod(0o600)
-        listening.listen(CONNECTIONS_MAX)
-        yield listening
+        try:
+            # A bound socket refuses connections until it listens: the mode is set before that.
+            path.chmod(0o600)
+            listening.listen(CONNECTIONS_MAX)
+            yield listening
+        finally:
+            path.unlink(missing_ok=True)
 
 
 class _Server:
@@ -299,11 +303,20 @@ def report_status(status: Any) -> StatusReport:
                 AdmissionReport,
                 waits=tuple(_mirror(wait, WaitReport) for wait in agent.admission.waits),
             ),
+            pid=status.pid,
         )
         for agent in status.agents
     )
     waits = tuple(_mirror(wait, WaitReport) for wait in status.waits)
-    return _mirror(status, StatusReport, agents=agents, waits=waits, open_pids=())
+    return _mirror(
+        status,
+        StatusReport,
+        agents=agents,
+        waits=waits,
+        open_pids=(),
+        hosts=(_mirror(status, HostReport),),
+        silent_pids=(),
+    )
 
 
 def report_tree(node: Any) -> NodeReport:

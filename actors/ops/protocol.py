@@ -221,10 +221,20 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     wakes: int
     admission: AdmissionReport | None = None
     """None: the host is of a version that does not say."""
+    pid: int | None = None
+    """The process that runs it; None for what a store says."""
+
+
+class HostReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One process that hosts agents of the directory."""
+
+    pid: int
+    started_ms: int | None
 
 
 class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A host, or a store whose host serves no socket (`pid` and `started_ms` are None)."""
+    """The hosts of a directory, or a store whose host serves no socket (`pid` and `started_ms` are
+    None). Of several hosts, both are the first's."""
 
     directory: str
     store_id: str
@@ -237,6 +247,10 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     open_pids: tuple[int, ...] = ()
     """Of a store whose host serves no socket: the live processes that have it open all the same; 0
     for one whose pid cannot be read."""
+    hosts: tuple[HostReport, ...] = ()
+    """Those that answered; the agents are theirs."""
+    silent_pids: tuple[int, ...] = ()
+    """Live hosts that gave no answer: what they run is not here."""
 
 
 class FindingReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -314,10 +328,23 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     left_out: int
 
 
+class HostTreeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The tree of one of several hosts."""
+
+    pid: int
+    tree: NodeReport
+
+
 class TreeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to `tree`."""
+    """The answer to `tree`. A host fills in `tree`, its own."""
 
     tree: NodeReport
+    pid: int | None = None
+    """Whose `tree` is, where a client asked several."""
+    others: tuple[HostTreeReport, ...] = ()
+    """Of the directory's other hosts."""
+    silent_pids: tuple[int, ...] = ()
+    """Live hosts that gave no answer."""
 
 
 class EntryReport(msgspec.Struct, frozen=True, kw_only=True):

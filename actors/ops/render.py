@@ -2,7 +2,9 @@
 
 On a console too narrow for a table's columns, each of its rows is printed as a block.
 
-Every text that came from a host's records is printed as text, never as markup.
+Every text that came from a host's records is printed as text, never as markup, and a character in
+it that nobody sees, or that turns the text around it, as its escape: an older store may hold names
+that are refused today.
 
 Pure but for the console that is handed in.
 """
@@ -15,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from abeyance.actors.domain.ingress import clean_text
+from abeyance.actors.domain.ingress import clean_text, escaped_text
 
 from .instants import duration_text, ends_text, local_text
 from .protocol import (
@@ -36,8 +38,13 @@ TABLE_COLUMNS_MIN = 60
 
 
 def json_text(report: object) -> str:
-    """A report as indented JSON: instants as integers of epoch milliseconds, null for no end."""
-    return msgspec.json.format(msgspec.json.encode(report), indent=2).decode()
+    """A report as indented JSON: instants as integers of epoch milliseconds, null for no end.
+
+    What a terminal would not show is escaped, and reads as what it is.
+    """
+    text = msgspec.json.format(msgspec.json.encode(report), indent=2).decode()
+    # Outside strings JSON has no such character but line ends. All of them are below U+10000.
+    return "\n".join(map(escaped_text, text.split("\n")))
 
 
 def print_status(console: Console, report: StatusReport, now_ms: int) -> None:
@@ -61,6 +68,10 @@ def print_status(console: Console, report: StatusReport, now_ms: int) -> None:
         console.print(f"{report.dead_letters} dead letters, {report.quarantine} in quarantine.")
 
 
+def _shown(text: str, style: str = "") -> Text:
+    return Text(escaped_text(text), style=style)
+
+
 def _headline(report: StatusReport, now_ms: int) -> Text:
     if report.open_pids:
         return Text(
@@ -70,10 +81,15 @@ def _headline(report: StatusReport, now_ms: int) -> Text:
         )
     if report.pid is None:
         return Text("No host is running; this is what the store holds.", style="bold")
+    if len(report.hosts) > 1:
+        named = (f"pid {host.pid}{_up(host.started_ms, now_ms)}" for host in report.hosts)
+        return Text(f"{len(report.hosts)} hosts running: {'; '.join(named)}", style="bold")
     line = Text(f"Host running: pid {report.pid}", style="bold")
-    if report.started_ms is not None:
-        line.append(f", up {duration_text(now_ms - report.started_ms)}", style="not bold")
-    return line
+    return line.append(_up(report.started_ms, now_ms), style="not bold")
+
+
+def _up(started_ms: int | None, now_ms: int) -> str:
+    return "" if started_ms is None else f", up {duration_text(now_ms - started_ms)}"
 
 
 def _processes(pids: tuple[int, ...]) -> str:
@@ -83,7 +99,7 @@ def _processes(pids: tuple[int, ...]) -> str:
 
 def _agent_block(agent: AgentReport) -> Text:
     return Text(
-        f"{agent.name}\n  state {agent.state}, model {agent.model}\n"
+        f"{escaped_text(agent.name)}\n  state {agent.state}, model {escaped_text(agent.model)}\n"
         f"  turn {_count(agent.turn)}, round {_count(agent.round)}, inbox {agent.inbox}, "
         f"wakes {agent.wakes}"
     )
@@ -98,9 +114,9 @@ def _agents_table(agents: tuple[AgentReport, ...]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for agent in agents:
         table.add_row(
-            Text(agent.name),
+            _shown(agent.name),
             Text(agent.state, style="yellow" if agent.held else ""),
-            Text(agent.model),
+            _shown(agent.model),
             _count(agent.turn),
             _count(agent.round),
             str(agent.inbox),
@@ -123,7 +139,8 @@ def print_waits(console: Console, waits: tuple[WaitReport, ...], now_ms: int) ->
             end = ends_text(wait.deadline_ms)
             if wait.deadline_ms is not None:
                 end = f"until {end}, {_left(wait, now_ms)} left"
-            console.print(Text(f"{wait.agent} on {wait.model}\n  {end}\n  {wait.reason}"))
+            head = escaped_text(f"{wait.agent} on {wait.model}")
+            console.print(Text(f"{head}\n  {end}\n  {escaped_text(wait.reason)}"))
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("agent", overflow="fold", min_width=6)
@@ -133,11 +150,11 @@ def print_waits(console: Console, waits: tuple[WaitReport, ...], now_ms: int) ->
     table.add_column("reason", overflow="fold", min_width=12)
     for wait in waits:
         table.add_row(
-            Text(wait.agent),
-            Text(wait.model),
+            _shown(wait.agent),
+            _shown(wait.model),
             ends_text(wait.deadline_ms),
             _left(wait, now_ms),
-            Text(wait.reason),
+            _shown(wait.reason),
         )
     console.print(table)
 
@@ -170,21 +187,21 @@ def print_alerts(console: Console, alerts: tuple[AlertReport, ...]) -> None:
         head = (
             f"{alert.id}  {local_text(alert.at_ms)}  {alert.kind}  {alert.agent} on {alert.model}"
         )
-        console.print(Text(head, style="bold"))
-        console.print(Text(f"  {alert.text}"), soft_wrap=True)
+        console.print(_shown(head, "bold"))
+        console.print(_shown(f"  {alert.text}"), soft_wrap=True)
 
 
 def print_release(console: Console, agent: str, report: ReleaseReport) -> None:
     """Print what a release lifted, and how far each record reached."""
     if not report.released:
-        console.print(Text(f"No wait of {agent} was binding in that scope; nothing to release."))
+        console.print(_shown(f"No wait of {agent} was binding in that scope; nothing to release."))
     for lifted in report.released:
         reach = (
             "recorded"
             if lifted.reach == "recorded"
             else "in force; its record is not in yet (release again to offer it again)"
         )
-        console.print(Text(f"Released {lifted.agent} on {lifted.model}: {reach}."))
+        console.print(_shown(f"Released {lifted.agent} on {lifted.model}: {reach}."))
 
 
 def print_entries(

@@ -14,7 +14,7 @@ from trio.testing import MockClock
 from abeyance.actors import AgentSpec, HostedRuntime, Runtime, open_runtime
 from abeyance.actors.core import ActorSystem, AskTable, HostedSystem, TrioFuture
 from abeyance.actors.domain.asks import ASKS
-from abeyance.actors.ops.address import SOCKET_NAME
+from abeyance.actors.ops.address import all_sockets
 from abeyance.actors.testing import ProviderSimulator, ScriptedProvider, reply
 from abeyance.storage.lmdb_store import LmdbStore
 
@@ -98,7 +98,7 @@ async def cancelled_at(nth: int, directory: Path, stores: Stores, *, lent: bool)
                     trio.lowlevel.remove_instrument(instrument)
         assert scope.cancelled_caught is not opened
         assert not stores.open
-        assert not (directory / SOCKET_NAME).exists()
+        assert not all_sockets(directory)
         if not opened:
             await check_opens_again(directory, system)
     return not opened

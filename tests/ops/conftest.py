@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Callable
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 import trio
 
 from abeyance.actors.domain.errors import UnknownAgentError
+from abeyance.actors.ops.address import HostSocket
 from abeyance.actors.ops.control import serve_control
+from abeyance.storage.locks import FileLock
 
 
 def shape(**fields: Any) -> Any:
@@ -98,6 +101,41 @@ def runtime(state: Path) -> FakeRuntime:
     return FakeRuntime(state)
 
 
+NONCE = "5f1e0a"
+
+
+@contextlib.contextmanager
+def alive(directory: Path, nonce: str = NONCE) -> Iterator[None]:
+    """Prove, as an opening does, that the process of that nonce lives."""
+    owners = directory / "store" / "owners"
+    owners.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with contextlib.closing(FileLock(owners / nonce)) as proof:
+        assert proof.acquire_nowait()
+        yield
+        (owners / nonce).unlink()
+
+
+@contextlib.contextmanager
+def listening(directory: Path, pid: int = 77, nonce: str = NONCE) -> Iterator[socket.socket]:
+    """A live host's socket on which nobody says anything by itself."""
+    at = HostSocket(pid, nonce).path(directory)
+    at.parent.mkdir(mode=0o700, exist_ok=True)
+    with alive(directory, nonce), socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(at))
+        silent.listen()
+        yield silent
+
+
+async def serve_until_cancelled(
+    runtime: Any,
+    directory: Path,
+    nonce: str = NONCE,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    with alive(directory, nonce):
+        await serve_control(runtime, directory, nonce=nonce, task_status=task_status)
+
+
 Serving = Callable[..., contextlib.AbstractAsyncContextManager[FakeRuntime]]
 
 
@@ -108,8 +146,18 @@ def serving(runtime: FakeRuntime, state: Path) -> Serving:
     @contextlib.asynccontextmanager
     async def serve(directory: Path | None = None) -> AsyncIterator[FakeRuntime]:
         async with trio.open_nursery() as nursery:
-            await nursery.start(serve_control, runtime, directory or state)
+            await nursery.start(serve_until_cancelled, runtime, directory or state)
             yield runtime
             nursery.cancel_scope.cancel()
 
     return serve
+
+
+@pytest.fixture(name="listening")
+def _listening() -> Callable[..., contextlib.AbstractContextManager[socket.socket]]:
+    return listening
+
+
+@pytest.fixture(name="serve_until_cancelled")
+def _serve_until_cancelled() -> Callable[..., Any]:
+    return serve_until_cancelled

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +17,6 @@ from rich.console import Console
 
 from abeyance.actors import __version__
 from abeyance.actors.ops import cli, render
-from abeyance.actors.ops.address import SOCKET_NAME
 from abeyance.actors.ops.client import ControlClient
 from abeyance.actors.ops.protocol import ReleasedReport, ReleaseReport, WaitReport
 from abeyance.storage.codec import encode
@@ -351,14 +349,17 @@ async def test_usage_mistake_is_one_line_and_exit_code_2(
 
 
 async def test_host_that_does_not_answer_is_a_failure_and_the_store_is_not_opened(
-    state: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    state: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    listening: Any,
 ) -> None:
     monkeypatch.setattr(cli, "ControlClient", lambda path: ControlClient(path, timeout_s=0.05))
-    with socket.socket(socket.AF_UNIX) as silent:
-        silent.bind(str(state / SOCKET_NAME))
-        silent.listen()
+    with listening(state, pid=77):
         assert await run("status", str(state)) == 1
-    assert "no answer within 0.05 s" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert "host process 77 did not answer" in printed
+    assert "no answer within 0.05 s" in printed
 
 
 async def test_no_command_prints_the_help_and_exit_code_2(

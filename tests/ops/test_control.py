@@ -16,7 +16,13 @@ import trio
 import trio.testing
 
 from abeyance.actors.ops import control
-from abeyance.actors.ops.address import SOCKET_NAME, SocketPathError, socket_address
+from abeyance.actors.ops.address import (
+    CONTROL_NAME,
+    HostSocket,
+    SocketPathError,
+    host_sockets,
+    socket_address,
+)
 from abeyance.actors.ops.client import (
     ControlClient,
     HostSilentError,
@@ -32,11 +38,17 @@ async def in_thread(function: Any, *arguments: Any) -> Any:
     return await trio.to_thread.run_sync(function, *arguments)
 
 
+def reached(directory: Path) -> contextlib.AbstractContextManager[str]:
+    """An address of the only host's socket."""
+    (at,) = host_sockets(directory)
+    return socket_address(at.path(directory))
+
+
 def asked(directory: Path, *requests: bytes) -> list[dict[str, Any]]:
     """Send raw lines over one connection and read one reply a line."""
     with socket.socket(socket.AF_UNIX) as raw:
         raw.settimeout(5)
-        with socket_address(directory) as address:
+        with reached(directory) as address:
             raw.connect(address)
         replies = []
         with raw.makefile("rwb") as stream:
@@ -215,7 +227,7 @@ async def test_line_without_an_end_is_refused_before_it_is_read_whole(
     serving: Any, state: Path
 ) -> None:
     def flood() -> bytes:
-        with socket.socket(socket.AF_UNIX) as raw, socket_address(state) as address:
+        with socket.socket(socket.AF_UNIX) as raw, reached(state) as address:
             raw.settimeout(5)
             raw.connect(address)
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -248,7 +260,7 @@ async def test_client_that_hangs_up_during_a_verb_does_not_end_the_host(
     serving: Any, state: Path
 ) -> None:
     def start_and_hang_up() -> None:
-        with socket.socket(socket.AF_UNIX) as raw, socket_address(state) as address:
+        with socket.socket(socket.AF_UNIX) as raw, reached(state) as address:
             raw.connect(address)
             raw.recv(1_000)
             raw.sendall(request("release", agent="ana") + b"\n")
@@ -279,7 +291,7 @@ async def test_connections_are_bounded(
 
 
 async def test_host_that_ends_during_a_verb_leaves_its_outcome_unknown(
-    runtime: Any, state: Path
+    runtime: Any, state: Path, serve_until_cancelled: Any
 ) -> None:
     runtime.proceed = trio.Event()
     outcome: list[BaseException] = []
@@ -293,7 +305,7 @@ async def test_host_that_ends_during_a_verb_leaves_its_outcome_unknown(
         outcome.append(caught.value)
 
     async with trio.open_nursery() as nursery:
-        await nursery.start(serve_control, runtime, state)
+        await nursery.start(serve_until_cancelled, runtime, state)
         nursery.start_soon(in_thread, release)
         await runtime.entered.wait()
         nursery.cancel_scope.cancel()
@@ -314,59 +326,42 @@ async def test_silent_connection_is_closed_after_its_deadline(
 # -- where the socket is -------------------------------------------------------------------------
 
 
-async def test_socket_has_mode_0600_and_is_gone_after_the_host(serving: Any, state: Path) -> None:
+async def test_socket_has_mode_0600_in_a_folder_of_0700_and_is_gone_after_the_host(
+    serving: Any, state: Path
+) -> None:
+    (state / CONTROL_NAME).mkdir(mode=0o755)
     async with serving():
-        mode = (state / SOCKET_NAME).stat().st_mode
+        (at,) = host_sockets(state)
+        assert at.pid == os.getpid()
+        mode = at.path(state).stat().st_mode
         assert stat.S_ISSOCK(mode)
         assert stat.S_IMODE(mode) == 0o600
-    assert not (state / SOCKET_NAME).exists()
+        assert stat.S_IMODE((state / CONTROL_NAME).stat().st_mode) == 0o700
+    assert os.listdir(state / CONTROL_NAME) == []
 
 
-async def test_socket_of_a_dead_host_is_replaced(serving: Any, state: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(state / SOCKET_NAME))
-        dead.listen()
-    with pytest.raises(NoHostError):
-        ControlClient(state)
-    async with serving():
-        assert (await in_thread(_with_client, state, lambda c: c.hello)).pid == os.getpid()
-
-
-async def test_file_in_the_sockets_place_is_left_alone(runtime: Any, state: Path) -> None:
-    (state / SOCKET_NAME).write_text("notes")
-    with pytest.raises(SocketTakenError):
-        await serve_control(runtime, state)
-    assert (state / SOCKET_NAME).read_text() == "notes"
-
-
-async def test_second_host_stands_by_and_takes_over_when_the_first_is_gone(
-    runtime: Any, state: Path, monkeypatch: pytest.MonkeyPatch
+async def test_socket_of_a_dead_host_is_no_hosts_and_removed_by_the_next(
+    serving: Any, state: Path, listening: Any
 ) -> None:
-    monkeypatch.setattr(control, "TAKEOVER_POLL_S", 0.01)
-    first = trio.CancelScope()
-
-    async def serve_first(task_status: Any) -> None:
-        with first:
-            await serve_control(runtime, state, task_status=task_status)
-
-    async with trio.open_nursery() as nursery:
-        await nursery.start(serve_first)
-        inode = (state / SOCKET_NAME).stat().st_ino
-        await nursery.start(serve_control, runtime, state)
-        assert (state / SOCKET_NAME).stat().st_ino == inode
-        first.cancel()
-        with trio.fail_after(5):
-            while not await in_thread(_is_served, state):  # noqa: ASYNC110 - a real lock.
-                await trio.sleep(0.01)
-        nursery.cancel_scope.cancel()
+    (state / CONTROL_NAME).mkdir()
+    left = HostSocket(1, "dead").path(state)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(left))
+        dead.listen()  # As where a child of the dead process has the socket still.
+        with pytest.raises(NoHostError):
+            ControlClient(state)
+        with listening(state, 78, "5f1e0b"):
+            async with serving():
+                assert (await in_thread(_with_client, state, lambda c: c.hello)).pid == os.getpid()
+                assert not left.exists()
+                assert HostSocket(78, "5f1e0b").path(state).exists()
 
 
-def _is_served(directory: Path) -> bool:
-    try:
-        ControlClient(directory, timeout_s=5).close()
-    except NoHostError:
-        return False
-    return True
+async def test_file_in_the_place_of_the_sockets_is_left_alone(runtime: Any, state: Path) -> None:
+    (state / CONTROL_NAME).write_text("notes")
+    with pytest.raises(SocketTakenError):
+        await serve_control(runtime, state, nonce="5f1e")
+    assert (state / CONTROL_NAME).read_text() == "notes"
 
 
 async def test_deep_state_directory_is_served_and_reached(
@@ -376,7 +371,7 @@ async def test_deep_state_directory_is_served_and_reached(
     deep.mkdir(parents=True)
     before = set(os.listdir("/tmp"))
     async with serving(deep):
-        assert stat.S_ISSOCK((deep / SOCKET_NAME).stat().st_mode)
+        assert stat.S_ISSOCK(host_sockets(deep)[0].path(deep).stat().st_mode)
         assert (await in_thread(_with_client, deep, lambda c: c.status())).pid == 4242
         monkeypatch.chdir(deep.parent)
         relative = Path(deep.name)
@@ -413,18 +408,16 @@ def test_client_names_the_missing_host(state: Path) -> None:
     ids=["silent", "hangs up", "another protocol", "another version"],
 )
 def test_client_does_not_wait_for_ever_nor_misread_a_stranger(
-    state: Path, spoken: bytes | None, error: type[Exception]
+    state: Path, listening: Any, spoken: bytes | None, error: type[Exception]
 ) -> None:
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(state / SOCKET_NAME))
-        listening.listen()
+    with listening(state) as stranger:
         if spoken is None:
             with pytest.raises(error):
                 ControlClient(state, timeout_s=0.05)
             return
 
         def speak() -> None:
-            connection, _ = listening.accept()
+            connection, _ = stranger.accept()
             with connection:
                 connection.sendall(spoken)
 

@@ -65,7 +65,7 @@ def test_every_line_of_the_demos_table_holds(played: tuple[Any, Path, float]) ->
 
 def test_demo_leaves_no_process_behind(played: tuple[Any, Path, float]) -> None:
     _, root, _ = played
-    assert not (root / "state" / "control.sock").exists()
+    assert not list((root / "state" / "control").iterdir())
     assert not any(map(is_locked, (root / "state" / "store" / "owners").iterdir()))
 
 

@@ -18,6 +18,7 @@ from abeyance.actors.domain.errors import NotPermittedError
 from abeyance.actors.domain.protocol import RecordWait
 from abeyance.actors.domain.requesters import OperatorAct
 from abeyance.actors.ops import cli
+from abeyance.actors.ops.address import host_sockets
 from abeyance.actors.ops.stopped import NeedsHostError, StoppedStore
 from abeyance.actors.testing import ScriptedProvider, WallClock, fail, reply
 
@@ -225,7 +226,8 @@ async def test_act_that_the_hosts_gate_lets_not_pass_is_refused_and_the_socket_h
             for verb in ("release_provider_wait", "rewind", "undo_rewind")
         ]
         assert await Socket(runtime, state).release("ana", ABSENT) == ["m"]
-        assert (state / "control.sock").stat().st_mode & 0o777 == 0o600
+        (at,) = host_sockets(state)
+        assert at.path(state).stat().st_mode & 0o777 == 0o600
         assert len(seen) == 3
 
 

@@ -59,7 +59,7 @@ async def test_tree_as_json_is_what_a_program_reads_and_bounds_are_passed_on(
         async with serving():
             code = await run("tree", str(state), "--json", "--depth", "3", "--width", "2")
             with await in_thread(ControlClient, state) as client:
-                shallow = await in_thread(lambda: client.tree(depth=1))
+                shallow = await in_thread(lambda: client.tree(depth=1).tree)
     assert code == 0
     tree = json.loads(capsys.readouterr().out)["tree"]
     group = tree["children"][1]

@@ -1,0 +1,357 @@
+"""One blocking connection to one host's control socket. `client` has one to each host.
+
+Invariants:
+    I1  Every wait has a deadline; a host that accepts and says nothing is an error, not a hang.
+    I2  A request is sent at most once. What became of one that got no reply is unknown, and the
+        error says so.
+
+Blocking; any thread, one thread at a time.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+from abeyance.actors.core.tree import DEPTH, WIDTH
+from abeyance.actors.domain.archive_book import Kind
+
+from .address import HostSocket, socket_address
+from .protocol import (
+    EVERY_MODEL,
+    PROTOCOL,
+    REPLY_BYTES_MAX,
+    AlertReport,
+    AlertsReport,
+    AlertsRequest,
+    ControlError,
+    DeadLettersRequest,
+    EntriesReport,
+    EntryReport,
+    Hello,
+    NodeReport,
+    QuarantineRequest,
+    ReleaseReport,
+    ReleaseRequest,
+    ReplayReport,
+    ReplayRequest,
+    Reply,
+    Request,
+    RewindReport,
+    RewindRequest,
+    StatusReport,
+    StatusRequest,
+    TreeReport,
+    TreeRequest,
+    UnsupportedProtocolError,
+    WaitReport,
+    WaitsReport,
+    WaitsRequest,
+    clean_requester,
+)
+
+TIMEOUT_S: Final = 10.0
+"""For connecting, and again for each reply."""
+
+_T = TypeVar("_T", bound=msgspec.Struct)
+
+
+class NoHostError(ControlError):
+    """No running host serves that state directory. Nothing was done."""
+
+    code = "no_host"
+
+
+class HostSilentError(ControlError):
+    """The host did not answer in time, or hung up. What became of the request is unknown."""
+
+    code = "host_silent"
+
+
+class HostForbiddenError(ControlError):
+    """The host's socket is not this user's to open. Nothing was done."""
+
+    code = "host_forbidden"
+
+
+class _HungUpError(Exception):
+    """The other side closed the connection."""
+
+
+class RefusedByHostError(ControlError):
+    """The host refused the request or failed it. Attributes: `remote_code`, `field`."""
+
+    code = "refused"
+    remote_code: str
+
+
+def this_requester() -> str:
+    """Who asks, as it is recorded: `cli:` and the user's name."""
+    try:
+        name = getpass.getuser()
+    except (OSError, KeyError):  # A user id without a name, as in many containers.
+        name = f"uid {os.getuid()}"
+    return clean_requester(name)
+
+
+class HostClient:
+    """A connection to one host, which has yet to greet.
+
+    Args:
+        directory: The state directory.
+        at: Which host.
+        timeout_s: Bounds connecting, the greeting, and each reply.
+    Raises:
+        NoHostError: There is no socket, or nobody listens on it.
+        HostForbiddenError: The socket is another user's.
+        HostSilentError: The host takes no connection.
+        OSError: The path cannot be followed; `filename` is the socket's.
+    """
+
+    hello: Hello
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        at: HostSocket,
+        *,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self.at = at
+        self._timeout_s = timeout_s
+        self._pending = bytearray()
+        self._socket = _connect(at.path(Path(directory)), at.pid, timeout_s)
+
+    def fileno(self) -> int:
+        """The connection's descriptor: readable when the greeting has come."""
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """Close the connection. Idempotent."""
+        self._socket.close()
+
+    def status(self) -> StatusReport:
+        """What the host runs and what waits.
+
+        Raises:
+            RefusedByHostError, HostSilentError: As they say; nothing changed.
+        """
+        return self._ask(StatusRequest(), StatusReport)
+
+    def waits(self, agent: str | None = None) -> tuple[WaitReport, ...]:
+        """The binding waits of one agent, or of all.
+
+        Raises:
+            RefusedByHostError, HostSilentError: As they say; nothing changed.
+        """
+        request = WaitsRequest(agent=msgspec.UNSET if agent is None else agent)
+        return self._ask(request, WaitsReport).waits
+
+    def tree(self, *, depth: int = DEPTH, width: int = WIDTH) -> NodeReport:
+        """The host's supervisors and actors.
+
+        Raises:
+            RefusedByHostError, HostSilentError: As they say; nothing changed.
+        """
+        return self._ask(TreeRequest(depth=depth, width=width), TreeReport).tree
+
+    def release(
+        self, agent: str, model: str = EVERY_MODEL, *, requester: str | None = None
+    ) -> ReleaseReport:
+        """End the waits of one agent: one model's, or with `*` every model's.
+
+        Durable for each wait that the receipt calls `recorded`.
+
+        Raises:
+            RefusedByHostError: The host refused it; `remote_code` says whether anything changed.
+            HostSilentError: Whether it was done is unknown; releasing again is harmless.
+        """
+        request = ReleaseRequest(
+            agent=agent,
+            model=model,
+            requester=this_requester() if requester is None else requester,
+        )
+        return self._ask(request, ReleaseReport)
+
+    def rewind(
+        self, agent: str, to: str | int | None, *, requester: str | None = None
+    ) -> RewindReport:
+        """Rewind an agent's transcript to a message, or with None undo the last rewind.
+
+        Durable: on return.
+
+        Raises:
+            RefusedByHostError: The host refused it; nothing was done.
+            HostSilentError: Whether it was done is unknown; the transcript tells.
+        """
+        request = RewindRequest(
+            agent=agent,
+            to=msgspec.UNSET if to is None else to,
+            undo=to is None,
+            requester=this_requester() if requester is None else requester,
+        )
+        return self._ask(request, RewindReport)
+
+    def entries(
+        self, kind: Kind, *, before: int | None = None, limit: int = 100
+    ) -> tuple[EntryReport, ...]:
+        """Rows of the dead letters or of the quarantine, the newest first.
+
+        Raises:
+            RefusedByHostError, HostSilentError: As they say; nothing changed.
+        """
+        number = msgspec.UNSET if before is None else before
+        request: Request = (
+            DeadLettersRequest(before=number, limit=limit)
+            if kind == "dead_letter"
+            else QuarantineRequest(before=number, limit=limit)
+        )
+        return self._ask(request, EntriesReport).entries
+
+    def alerts(self, *, after: int | None = None, limit: int = 100) -> tuple[AlertReport, ...]:
+        """What operators were told of, oldest first.
+
+        Raises:
+            RefusedByHostError, HostSilentError: As they say; nothing changed.
+        """
+        request = AlertsRequest(after=msgspec.UNSET if after is None else after, limit=limit)
+        return self._ask(request, AlertsReport).alerts
+
+    def replay(self, kind: Kind, number: int, *, requester: str | None = None) -> ReplayReport:
+        """Have the message of a row sent to its actor again.
+
+        Durable: that it was, before it is sent.
+
+        Raises:
+            RefusedByHostError: The host refused it, and nothing was sent.
+            HostSilentError: Whether it was sent is unknown; the row's count tells.
+        """
+        by = this_requester() if requester is None else requester
+        return self._ask(ReplayRequest(kind=kind, id=number, requester=by), ReplayReport)
+
+    def _ask(self, request: Request, kind: type[_T]) -> _T:
+        try:
+            self._socket.settimeout(self._timeout_s)
+            self._socket.sendall(msgspec.json.encode(request) + b"\n")
+        except OSError as error:
+            raise self.silent(str(error)) from None
+        try:
+            line = self._line()
+        except _HungUpError:
+            raise self.silent("it hung up") from None
+        try:
+            reply = msgspec.json.decode(line, type=Reply)
+            if reply.ok and reply.result is not msgspec.UNSET:
+                return msgspec.json.decode(reply.result, type=kind)
+        except msgspec.DecodeError as error:
+            raise self.silent(f"its answer cannot be read: {error}") from None
+        if reply.error is msgspec.UNSET:
+            raise self.silent("its answer carries neither a result nor an error")
+        raise RefusedByHostError(
+            reply.error.text, remote_code=reply.error.code, field=reply.error.field
+        )
+
+    def greet(self) -> None:
+        """Read the host's greeting into `hello`.
+
+        Raises:
+            NoHostError: The host is ending.
+            RefusedByHostError: It takes no more connections.
+            HostSilentError: It says no hello.
+            UnsupportedProtocolError: It speaks another version of the protocol.
+        """
+        try:
+            line = self._line()
+        except _HungUpError:
+            # Nothing was asked yet: a host that ends closes what still waits to be greeted.
+            raise NoHostError(
+                "the host hung up before its greeting, as one that ends does; nothing was done; "
+                "ask again"
+            ) from None
+        hello, refusal = _decoded(line, Hello), _decoded(line, Reply)
+        if refusal is not None and refusal.error is not msgspec.UNSET:
+            raise RefusedByHostError(
+                refusal.error.text, remote_code=refusal.error.code, field=refusal.error.field
+            )
+        if hello is None:
+            raise self.silent("what it says is no greeting of a control socket", asked=False)
+        if hello.protocol != PROTOCOL:
+            raise UnsupportedProtocolError(
+                f"the host (pid {hello.pid}, version {hello.abeyance}) speaks control protocol "
+                f"{hello.protocol}, not {PROTOCOL}; nothing was done; use that version's command",
+                field="protocol",
+            )
+        self.hello = hello
+
+    def _line(self) -> bytes:
+        until = time.monotonic() + self._timeout_s
+        looked = 0
+        while (end := self._pending.find(b"\n", looked)) < 0:
+            looked = len(self._pending)
+            if len(self._pending) > REPLY_BYTES_MAX:
+                raise self.silent("its answer is longer than the bound")
+            try:
+                self._socket.settimeout(max(0.001, until - time.monotonic()))
+                piece = self._socket.recv(65_536)
+            except TimeoutError:
+                raise self.silent(f"no answer within {self._timeout_s:g} s") from None
+            except OSError:
+                piece = b""
+            if not piece:
+                raise _HungUpError
+            self._pending += piece
+        line = bytes(self._pending[:end])
+        del self._pending[: end + 1]
+        return line
+
+    def silent(self, why: str, *, asked: bool = True) -> HostSilentError:
+        """The error that says that this host did not answer."""
+        became = "what became of the request is unknown" if asked else "nothing was done"
+        return HostSilentError(
+            f"host process {self.at.pid} did not answer ({why}); {became}; "
+            "look at that process, then ask again"
+        )
+
+
+def _decoded(line: bytes, kind: type[_T]) -> _T | None:
+    try:
+        return msgspec.json.decode(line, type=kind)
+    except msgspec.DecodeError:
+        return None
+
+
+def _connect(path: Path, pid: int, timeout_s: float) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(timeout_s)
+    try:
+        with socket_address(path) as address:
+            connection.connect(address)
+    except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
+        connection.close()
+        raise NoHostError(
+            f"no running host serves {path}; nothing was done; start the host"
+        ) from None
+    except PermissionError:
+        connection.close()
+        raise HostForbiddenError(
+            f"{path} belongs to another user; nothing was done; ask as the user who runs the host"
+        ) from None
+    except (TimeoutError, BlockingIOError):
+        connection.close()
+        raise HostSilentError(
+            f"host process {pid} takes no connection; nothing was done; look at that process"
+        ) from None
+    except OSError as error:
+        connection.close()
+        # Of a socket's address, the system's error does not name the path.
+        raise OSError(error.errno, error.strerror or str(error), os.fspath(path)) from None
+    except BaseException:
+        connection.close()
+        raise
+    return connection
