@@ -46,7 +46,7 @@ from abeyance.storage.errors import (
     StoreIOError,
 )
 
-from .client import ControlClient, HostForbiddenError, NoHostError
+from .client import ControlClient, HostForbiddenError, HostSilentError, NoHostError
 from .protocol import (
     EVERY_MODEL,
     AlertReport,
@@ -544,7 +544,12 @@ def _check_known(target: Target, agent: str) -> None:
     report = target.status()
     if any(known.name == agent for known in report.agents):
         return
-    _say_silent(report.silent_pids)  # It may be one of theirs.
+    if report.silent_pids:
+        pids = ", ".join(map(str, report.silent_pids))
+        raise HostSilentError(
+            f"the hosts that answered know no agent {agent!r} and no wait of one, and host process "
+            f"{pids} did not answer; nothing was done; look at that process, then ask again"
+        )
     raise UnknownAgentError(
         f"no agent {agent!r} is known there, and no wait of one; nothing was done; see the "
         "status for the names there are",

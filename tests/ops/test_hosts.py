@@ -154,6 +154,9 @@ def test_stopped_host_is_named_and_the_others_are_shown_and_steered(
     assert (code, status["silent_pids"]) == (1, [stopped])
     assert [agent["name"] for agent in status["agents"]] == ["bo"]
     assert f"host process {stopped} did not answer" in said
+    code, refused, said = run("waits", str(state), "--agent", "cy")
+    assert (code, refused["error"]["code"]) == (1, "host_silent")
+    assert f"host process {stopped} did not answer" in said
     code, tree, said = run("tree", str(state))
     assert (code, tree["pid"], tree["others"]) == (1, hosts[1].pid, [])
     assert f"host process {stopped} did not answer" in said
