@@ -5,12 +5,14 @@ key. A limit that its provider states of the account holds every model of the cr
 holds the model it was stated of.
 
 Invariants:
-    I1  While a wall is in force no call of its credential is admitted, whichever agent's.
-    I2  After a wall one call is out at a time, by who was turned away first, until a call of the
-        credential has succeeded; then those who were turned away start one by one, each when the
+    I1  While a wall is in force no call that it holds is admitted, whichever agent's.
+    I2  After a wall one of the calls that it held is out at a time, by who was turned away first,
+        until one has succeeded; then those who were turned away start one by one, each when the
         call before it has succeeded.
     I3  Whoever does not come when it is called loses its place after 30 s; a call that fails, or
         whose caller dies, lets the next one try.
+    I4  A wall has a line of its own, whether it holds one model or all: whoever waits for one model
+        keeps nobody from another.
 
 What is in the rows outlasts the process; who stands in line does not: after a restart everyone asks
 anew, and the first success of the credential ends the caution. Processes that share a store share
@@ -37,7 +39,7 @@ from .wait_book import ACCOUNT, WaitBook, outlasts
 
 
 class _Line:
-    """Who of one credential was turned away."""
+    """Who was turned away by the walls of one credential and model, or of all its models."""
 
     def __init__(self) -> None:
         self.waiting: dict[str, Any] = {}
@@ -68,77 +70,100 @@ class Accounts:
     def __init__(self, book: WaitBook, clock: Clock) -> None:
         self._book = book
         self._clock = clock
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[tuple[str, str], _Line] = {}
+        """By credential and what its wall holds: a model, or `*`."""
 
     def check(self, account: str, agent: str, model: str, ref: Any) -> Wall | None:
         """Why this agent's call may not be made now; one that may not stands in line from then."""
-        line = self._lines.get(account)
-        wall, has_ended = self._wall(account, model)
-        if line is None:
-            if wall is None and not has_ended:
-                return None
-            line = self._lines[account] = _Line()
-        if wall is not None:
+        walls = {scope: self._wall(account, scope) for scope in (EVERY, model)}
+        longest: Wall | None = None
+        for scope, (wall, _) in walls.items():
+            if wall is None:
+                continue
+            line = self._lines.setdefault((account, scope), _Line())
             line.proved, line.probe, line.called_ms = False, None, None
             line.passed.clear()
             line.waiting.setdefault(agent, ref)
-            return wall
+            if longest is None or outlasts(wall.deadline_ms, longest.deadline_ms):
+                longest = wall
+        if longest is not None:
+            for scope, (wall, _) in walls.items():
+                if wall is None:
+                    self._leave((account, scope), agent)
+            return longest
+        for scope, (_, has_ended) in walls.items():
+            if has_ended:
+                self._lines.setdefault((account, scope), _Line())
+            line_ = self._lines.get((account, scope))
+            if line_ is not None and not self._is_next(line_, agent, ref, has_ended):
+                return Wall(
+                    None, "waits for the first call of its account since the limit to succeed"
+                )
+        return None
+
+    def taken(self, account: str, agent: str, model: str, permit: int) -> None:
+        """A call was admitted."""
+        for line in self._lines_of(account, model):
+            if line.waiting.pop(agent, self) is not self:
+                line.probe, line.called_ms = (agent, permit), None
+                line.passed.add(agent)
+
+    def settled(
+        self, account: str, agent: str, model: str, permit: int, *, succeeded: bool
+    ) -> None:
+        """A call is over, and what it stated binds."""
+        for line in self._lines_of(account, model):
+            line.proved = line.proved or succeeded
+            if line.probe == (agent, permit):
+                line.probe = None
+                if not succeeded:
+                    line.passed.discard(agent)
+                self._call_next(line)
+            if not line.waiting and line.proved and line.probe is None:
+                line.passed.clear()
+
+    def lifted(self, account: str, model: str | None) -> None:
+        """The wall of a model, or (None) every wall, was released: call who is first."""
+        for (name, scope), line in self._lines.items():
+            if name == account and model in (None, scope):
+                self._call_next(line)
+
+    def _leave(self, place: tuple[str, str], agent: str) -> None:
+        """Whom another wall holds does not keep up the line of one that has ended."""
+        line = self._lines.get(place)
+        if line is not None and agent in line.waiting:
+            was_first = next(iter(line.waiting)) == agent
+            del line.waiting[agent]
+            if was_first and line.probe is None:
+                self._call_next(line)
+
+    def _lines_of(self, account: str, model: str) -> list[_Line]:
+        """The lines that a call to this model stood in, or would."""
+        found = (self._lines.get((account, scope)) for scope in (EVERY, model))
+        return [line for line in found if line is not None]
+
+    def _wall(self, account: str, scope: str) -> tuple[Wall | None, bool]:
+        """What is in force, and whether something was and has ended."""
+        try:
+            record = self._book.account_record((account, scope))
+        except StoreClosedError:
+            raise
+        except StorageError as error:
+            return Wall(None, f"the account's wait cannot be read: {error}"), False
+        if isinstance(record, Wait) and (
+            record.deadline_ms is None or record.deadline_ms > self._clock.now_ms()
+        ):
+            reason = f"{record.reason} (release {ACCOUNT}{account})"[:REASON_CHARS_MAX]
+            return Wall(record.deadline_ms, reason), False
+        return None, isinstance(record, Wait | WaitReleased)
+
+    def _is_next(self, line: _Line, agent: str, ref: Any, has_ended: bool) -> bool:
+        """Whether a call may be made behind a wall that has ended; else it stands in line."""
         if agent in line.passed or (not line.waiting and (line.proved or not has_ended)):
-            return None
+            return True
         line.waiting[agent] = ref if ref is not None else line.waiting.get(agent)
         self._drop_late(line)
-        if line.probe is None and next(iter(line.waiting)) == agent:
-            return None
-        return Wall(None, "waits for the first call of its account since the limit to succeed")
-
-    def taken(self, account: str, agent: str, permit: int) -> None:
-        """A call was admitted."""
-        line = self._lines.get(account)
-        if line is not None and line.waiting.pop(agent, self) is not self:
-            line.probe, line.called_ms = (agent, permit), None
-            line.passed.add(agent)
-
-    def settled(self, account: str, agent: str, permit: int, *, succeeded: bool) -> None:
-        """A call is over, and what it stated binds."""
-        line = self._lines.get(account)
-        if line is None:
-            return
-        line.proved = line.proved or succeeded
-        if line.probe == (agent, permit):
-            line.probe = None
-            if not succeeded:
-                line.passed.discard(agent)
-            self._call_next(line)
-        if not line.waiting and line.proved and line.probe is None:
-            line.passed.clear()
-
-    def lifted(self, account: str) -> None:
-        """A wall was released: call who is first."""
-        line = self._lines.get(account)
-        if line is not None:
-            self._call_next(line)
-
-    def _wall(self, account: str, model: str) -> tuple[Wall | None, bool]:
-        """What is in force, and whether something was and has ended."""
-        wall: Wall | None = None
-        has_ended = False
-        for scope in (EVERY, model):
-            try:
-                record = self._book.account_record((account, scope))
-            except StoreClosedError:
-                raise
-            except StorageError as error:
-                return Wall(None, f"the account's wait cannot be read: {error}"), has_ended
-            if isinstance(record, Wait) and (
-                record.deadline_ms is None or record.deadline_ms > self._clock.now_ms()
-            ):
-                if wall is None or outlasts(record.deadline_ms, wall.deadline_ms):
-                    wall = Wall(record.deadline_ms, record.reason)
-            elif isinstance(record, Wait | WaitReleased):
-                has_ended = True
-        if wall is not None:
-            wall.reason = f"{wall.reason} (release {ACCOUNT}{account})"[:REASON_CHARS_MAX]
-        return wall, has_ended
+        return line.probe is None and next(iter(line.waiting)) == agent
 
     def _drop_late(self, line: _Line) -> None:
         now_ms = self._clock.now_ms()

@@ -238,7 +238,8 @@ class Gate(TrioActor):
             kept.permits[permit.id] = permit
             kept.admitted += 1
             if self._account is not None:
-                self._account.book.taken(self._account.name, self._agent, permit.id)
+                name = self._account.name
+                self._account.book.taken(name, self._agent, permit.model, permit.id)
 
     def _let_in(self) -> None:
         """The way is free: look again at who was parked first, and at the next if that is held."""
@@ -249,8 +250,10 @@ class Gate(TrioActor):
         """Let the next one of the account's line try, once what the call stated binds."""
         if self._account is not None:
             succeeded = settlement.outcome == "succeeded"
-            name, permit = self._account.name, settlement.permit.id
-            self._account.book.settled(name, self._agent, permit, succeeded=succeeded)
+            name, permit = self._account.name, settlement.permit
+            self._account.book.settled(
+                name, self._agent, permit.model, permit.id, succeeded=succeeded
+            )
 
     def on_ended(self, ended: Ended) -> None:
         # The holder died with calls out: what became of them is unknown, the permits come back.

@@ -311,7 +311,7 @@ class Ledger(TrioActor):
         )
         answer = self._act(release, acts, receipt)
         if self._accounts is not None:
-            self._accounts.lifted(account)
+            self._accounts.lifted(account, None if release.model == EVERY else release.model)
         return answer
 
     def _unrecorded(self, agent: str, model: str | None) -> list[tuple[OverrideKey, str]]:

@@ -165,6 +165,30 @@ async def test_a_wall_that_its_provider_states_of_the_account_holds_every_model(
             assert world.runtime._store.get("account_waits", (name, key)) is not None
 
 
+@pytest.mark.behaviour("R-35")
+@pytest.mark.parametrize("in_line", [1, 4])
+async def test_a_model_that_no_wall_holds_is_free_whoever_waits_for_another(
+    world: World, virtual_time: MockClock, in_line: int
+) -> None:
+    async with world.open(account_waits=True):
+        first = await add(world, "first", fail(429, retry_after=7 * 86_400), model="big")
+        await first.send("go")
+        await first.wait_idle()
+        for number in range(in_line):
+            waiter = await add(world, f"w{number}", reply("x"), model="big")
+            await waiter.send("go")
+            await waiter.wait_idle()
+            assert world.state(f"w{number}").state == "held"
+            await trio.sleep(7)
+        bo = await add(world, "bo", *[reply("free")] * 3, model="small")
+        for count in (1, 2, 3):
+            await bo.send("go")
+            await bo.wait_idle()
+            assert world.state("bo").state == "idle"
+            assert calls(world) == [1, *[0] * in_line, count]
+            await trio.sleep(3_600)
+
+
 # -- statements and releases ---------------------------------------------------------------------
 
 
@@ -236,10 +260,10 @@ class Lines:
 
     def take(self, agent: str, permit: int = 1) -> None:
         assert not self.held(agent)
-        self.accounts.taken("k", agent, permit)
+        self.accounts.taken("k", agent, "m", permit)
 
     def over(self, agent: str, permit: int = 1, *, succeeded: bool = True) -> None:
-        self.accounts.settled("k", agent, permit, succeeded=succeeded)
+        self.accounts.settled("k", agent, "m", permit, succeeded=succeeded)
 
 
 def test_those_who_were_turned_away_go_in_the_order_they_came() -> None:
@@ -260,6 +284,57 @@ def test_those_who_were_turned_away_go_in_the_order_they_came() -> None:
     it.take("d")
     it.over("d")
     assert [it.held(name) for name in "ef"] == [False] * 2, "the line is through"
+
+
+def test_who_waits_behind_one_models_wall_takes_no_turn_from_another_models() -> None:
+    it = Lines()
+    far = it.clock.now_ms() + 10**9
+    wait = Wait(deadline_ms=far, reason="w", set_ms=1, act="b")
+    it.store.commit(Request(puts=(Put("account_waits", ("k", "big"), codec.encode(wait)),)))
+    assert it.held("a")
+    assert it.held("b")
+    it.clock.advance(SECOND)
+    it.take("a")
+    # Whoever looks at the other wall meanwhile changes nothing about who is next here.
+    for name in ("x", "b"):
+        assert it.accounts.check("k", name, "big", None) is not None
+    assert it.held("b"), "a is out"
+    it.over("a")
+    assert not it.held("a"), "its turn has come"
+    it.take("b")
+
+
+def test_a_call_stands_in_the_lines_of_its_model_and_of_every_model() -> None:
+    it = Lines()
+    end = it.clock.now_ms() + SECOND // 2
+    wait = Wait(deadline_ms=end, reason="w", set_ms=1, act="b")
+    it.store.commit(Request(puts=(Put("account_waits", ("k", "*"), codec.encode(wait)),)))
+    assert it.accounts.check("k", "x", "other", None) is not None
+    assert it.held("a")
+    it.clock.advance(SECOND)
+    assert it.held("a"), "x was turned away first"
+    assert it.accounts.check("k", "x", "other", None) is None
+    it.accounts.taken("k", "x", "other", 7)
+    assert it.held("a"), "x is out"
+    it.accounts.settled("k", "x", "other", 7, succeeded=True)
+    it.take("a")
+    assert it.held("b")
+
+
+@pytest.mark.behaviour("R-35")
+def test_whom_another_wall_still_holds_keeps_nobody_behind_it_in_line() -> None:
+    it = Lines()
+    end, far = it.clock.now_ms() + SECOND // 2, it.clock.now_ms() + 10**9
+    for scope, until_ms in (("*", end), ("big", far)):
+        wait = Wait(deadline_ms=until_ms, reason="w", set_ms=1, act="b")
+        it.store.commit(Request(puts=(Put("account_waits", ("k", scope), codec.encode(wait)),)))
+    for name in ("x", "y"):
+        assert it.accounts.check("k", name, "big", None) is not None
+    assert it.held("a")
+    it.clock.advance(SECOND)
+    for name in ("x", "y"):
+        assert it.accounts.check("k", name, "big", None) is not None
+    it.take("a")
 
 
 def test_whoever_does_not_come_loses_its_place_after_30_seconds() -> None:
@@ -321,8 +396,8 @@ def test_an_account_that_never_had_a_wall_is_free() -> None:
     it = Lines()
     for name in "abc":
         assert it.accounts.check("other", name, "m", None) is None
-        it.accounts.taken("other", name, 1)
-        it.accounts.settled("other", name, 1, succeeded=False)
+        it.accounts.taken("other", name, "m", 1)
+        it.accounts.settled("other", name, "m", 1, succeeded=False)
 
 
 def test_a_wall_without_end_and_a_released_one() -> None:
