@@ -16,6 +16,9 @@ Invariants:
         same: what fails otherwise, or fails more, holds again. It also ends every wait that was
         stated up to it, so that one that reads again later does not bind.
     I4  Overrides are rows of another table than what they override.
+    I5  An episode is over once the same reads again, and what was released of it lapses, in this
+        process at once and durably by the ledger: should it be unreadable again, it holds again. At
+        a start whatever is not found unreadable has been read.
 
 Runs in: the loop thread. Noted by whoever reads; overrides are made by the ledger only.
 """
@@ -23,6 +26,7 @@ Runs in: the loop thread. Noted by whoever reads; overrides are made by the ledg
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple, Protocol
 
 import trio
@@ -38,6 +42,8 @@ from .limits import RECHECK_MS
 
 EVERY: Final = "*"
 """Stands for every agent, or every model of one. No agent and no model is named so."""
+LAPSED: Final = "over"
+"""The fingerprint of an override whose episode is over. No damage has it: it is no hash."""
 ROWS_A_SLICE: Final = 64
 Scope = tuple[str, str]
 """(agent, model), either of them `*`."""
@@ -129,6 +135,19 @@ class Overrides:
         override = self._of(agent).get((agent, model, "quota"))
         return None if override is None else override.fingerprint
 
+    def standing(self) -> Iterator[tuple[OverrideKey, Override]]:
+        """Every override of what cannot be read whose episode is not over, known or stored."""
+        try:
+            agents = {str(key[0]) for key, _ in self._store.scan("overrides") if key}
+        except StoreClosedError:
+            raise
+        except StorageError:
+            agents = set()
+        for agent in sorted(agents | set(self._by_agent)):
+            for key, override in list(self._of(agent).items()):
+                if key[2] == "unreadable" and override.fingerprint != LAPSED:
+                    yield key, override
+
     def note(self, key: OverrideKey, override: Override) -> None:
         """Have an override count from now on."""
         self._of(key[0])[key] = override
@@ -162,6 +181,8 @@ class Unreadable:
         self._clock = clock
         self._overrides = overrides
         self.episodes = Episodes(store.nonce)
+        self.on_healed: Callable[[str], None] | None = None
+        """Told the fingerprint of what can be read again. It does not raise."""
         self._standing: dict[Scope, StandIn] = {}
         self._looked: set[str] = set()
         """Agents whose keys were all read once by this process."""
@@ -220,8 +241,20 @@ class Unreadable:
 
     def mend(self, scope: Scope) -> None:
         """Note that this scope can be read, or was replaced."""
-        if self._standing.pop(scope, None) is not None:
+        stood = self._standing.pop(scope, None)
+        if stood is not None:
             self.episodes.end(*scope)
+            if self.on_healed is not None:
+                self.on_healed(stood.fingerprint)
+
+    def stands(self, fingerprint: str) -> bool:
+        """Whether this cannot be read, as far as it was looked at."""
+        return any(each.fingerprint == fingerprint for each in self._standing.values())
+
+    def read_again(self) -> None:
+        """Read the table now, if it could not be read: a row of it was just read and written."""
+        if (EVERY, EVERY) in self._standing and not self._has_lost_keys:
+            self._read_table()
 
     def forget(self, agent: str) -> None:
         """Read an agent's keys anew: another process may have owned it."""

@@ -8,12 +8,13 @@ Invariants:
     I3  What cannot be read holds as far as it is unknown (`unreadable`), until it reads again or is
         released.
 
-Read by anyone on the loop thread; written by the ledger actor only.
+Read by anyone on the loop thread; written by the ledger actor only, but that a reading which finds
+an episode over makes its overrides lapse.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from abeyance.actors.core.clock import Clock
@@ -23,7 +24,7 @@ from abeyance.storage.tables.fields import REASON_CHARS_MAX
 from abeyance.storage.tables.waits import Override, Wait, WaitReleased
 
 from .limits import RECHECK_MS as RECHECK_MS
-from .unreadable import EVERY, Overrides, StandIn, Unreadable
+from .unreadable import EVERY, LAPSED, Overrides, StandIn, Unreadable
 from .unreadable import Episodes as Episodes
 from .unreadable import WaitWatcher as WaitWatcher
 
@@ -83,6 +84,9 @@ class WaitBook:
         self.overrides = Overrides(store)
         self.unreadable = Unreadable(store, clock, self.overrides)
         self.episodes = self.unreadable.episodes
+        self.unreadable.on_healed = self._lapse
+        self.on_lapsed: Callable[[], None] | None = None
+        """Rung where overrides lapsed, which is pending: the ledger offers it. Does not raise."""
 
     # -- acts, the ledger's --------------------------------------------------------------------
 
@@ -94,7 +98,7 @@ class WaitBook:
             if isinstance(act.record, Override):
                 agent, model, what = act.key
                 self.overrides.note((agent, model, what), act.record)
-                if what == "unreadable":
+                if what == "unreadable" and act.record.fingerprint != LAPSED:
                     self.episodes.end(agent, model)
             elif isinstance(act.record, WaitReleased) and act.table == "waits":
                 # What is released need not be readable, and is told of again where it stays so.
@@ -116,6 +120,32 @@ class WaitBook:
                 else:
                     del self._by_key[place]
         return done
+
+    def lapse_stale(self) -> None:
+        """End what was released of anything that is read by now. Called once all keys were."""
+        for _, override in list(self.overrides.standing()):
+            if not self.unreadable.stands(override.fingerprint):
+                self._lapse(override.fingerprint)
+
+    def _lapse(self, fingerprint: str) -> None:
+        """End what was released of an episode that is over.
+
+        Its waits stay released: the instant up to which they are is kept.
+        """
+        acts = []
+        for key, override in self.overrides.standing():
+            if override.fingerprint == fingerprint:
+                over = Override(
+                    fingerprint=LAPSED,
+                    by=override.by,
+                    at_ms=override.at_ms,
+                    act=_over(override),
+                )
+                acts.append(WaitAct(key, over, "overrides"))
+        if acts:
+            self.add(acts)
+            if self.on_lapsed is not None:
+                self.on_lapsed()
 
     def forget(self, agent: str) -> None:
         """Read anew what is remembered of an agent: another process may have owned it."""
@@ -309,8 +339,16 @@ def _shown(stand_in: StandIn) -> Wait:
     return Wait(deadline_ms=None, reason=stand_in.reason, set_ms=stand_in.read_ms, act="unreadable")
 
 
-def apply(record: ActRecord | None, act: ActRecord) -> ActRecord:
+def _over(override: Override) -> str:
+    return f"{override.act[:120]}-over"
+
+
+def apply(record: ActRecord | None, act: ActRecord) -> ActRecord | None:
     """What a key's record is after an act. Applying the same acts twice changes nothing."""
+    if isinstance(act, Override) and act.fingerprint == LAPSED:
+        # A newer release, another process's may be, is of an episode of its own.
+        is_of_it = isinstance(record, Override) and _over(record) == act.act
+        return act if is_of_it else record
     if isinstance(act, Wait) and isinstance(record, Wait):
         return act if outlasts(act.deadline_ms, record.deadline_ms) else record
     return act

@@ -59,7 +59,7 @@ from .protocol import (
 )
 from .quota_hold import read_quota_hold
 from .redelivery import Redelivered
-from .unreadable import EVERY, OverrideKey
+from .unreadable import EVERY, LAPSED, OverrideKey
 from .wait_book import (
     ACCOUNT,
     ACCOUNT_TABLE,
@@ -149,6 +149,10 @@ class _OfferAgain(NamedTuple):
     """To itself: offer what is still pending."""
 
 
+class _OfferNow(NamedTuple):
+    """To itself: something is pending that nobody waits for."""
+
+
 class _LookAgain(NamedTuple):
     """To itself: look again for damaged keys."""
 
@@ -190,6 +194,7 @@ class Ledger(TrioActor):
         with suppress(NotStoredError, OutcomeUnknownError):
             await self._journal.ask(Request())
         self._back = Redelivered((each.message, each.reply) for each in self.kept.waiting)
+        self._book.on_lapsed = self._offer_soon
         self._land_what_is_in()
         self._offer_pending()
         self.pipe(self._book.unreadable.look_over, tag="looked over")
@@ -204,6 +209,9 @@ class Ledger(TrioActor):
                 return LATER
             case _OfferAgain():
                 self._timer = None
+                self._offer_pending()
+                return None
+            case _OfferNow():
                 self._offer_pending()
                 return None
             case RecordWait() | ReleaseWaits() if self._back.claims(message):
@@ -435,6 +443,8 @@ class Ledger(TrioActor):
         if answer.tag == "looked over":
             if answer.unwrap():
                 self.after(RECHECK_MS / 1_000, _LookAgain())
+            else:
+                self._book.lapse_stale()
             return
         offered, self._offer = self._offer, ()
         outcome: Outcome | None = None if answer.error is not None else answer.value[-1]
@@ -448,15 +458,24 @@ class Ledger(TrioActor):
             # Not stored: the acts bind here and stay pending; who waits learns exactly that.
             self._rest()
 
+    def _offer_soon(self) -> None:
+        with suppress(ActorDeadError):
+            self.actor_ref.tell_internal(_OfferNow())
+
     def _landed(self, acts: Sequence[WaitAct]) -> None:
         for act in acts:
             act.durable = True
+        if any(act.table == "waits" for act in acts):
+            # Whatever was released before reads again; it would lift these, once they are rows.
+            self._book.unreadable.read_again()
         for act in self._book.drop_durable():
             self._announce(act)
         self._answer_waiting(still=[each for each in self.kept.waiting if not each.is_durable])
 
     def _announce(self, act: WaitAct) -> None:
         (agent, model, *_), record = act.key, act.record
+        if isinstance(record, Override) and record.fingerprint == LAPSED:
+            return  # Nobody released anything.
         if act.table == ACCOUNT_TABLE:
             agent = ACCOUNT + agent
         if isinstance(record, Wait):
@@ -519,5 +538,6 @@ def _line(act: WaitAct) -> LogLine:
         text, event, at_ms = f"by {record.by}", "wait_released", record.at_ms
     else:
         text = f"{act.key[2]}, by {record.by}, of {record.fingerprint}"
-        event, at_ms = "wait_overridden", record.at_ms
+        is_over = record.fingerprint == LAPSED
+        event, at_ms = "override_lapsed" if is_over else "wait_overridden", record.at_ms
     return LogLine(event=event, agent=agent, model=model, text=text, at_ms=at_ms)

@@ -37,7 +37,8 @@ class WaitReleased(Record, frozen=True, kw_only=True):
 
 class Override(Record, frozen=True, kw_only=True):
     """An operator's release of what has no record to release: one that cannot be read, or a hold
-    for an exhausted quota. It lapses when the fingerprint of what it names is another."""
+    for an exhausted quota. It lapses when the fingerprint of what it names is another. Of what
+    could not be read it also lapses once that was read again: its own is `over` then."""
 
     KIND = "override"
     fingerprint: Name

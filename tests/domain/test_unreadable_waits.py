@@ -7,7 +7,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from abeyance.actors.domain.protocol import ReleasedWait, ReleaseReceipt
-from abeyance.actors.domain.unreadable import EVERY
+from abeyance.actors.domain.unreadable import EVERY, LAPSED
 from abeyance.actors.domain.wait_book import RECHECK_MS, WaitBook
 from abeyance.actors.testing import WallClock
 from abeyance.storage import codec
@@ -283,6 +283,64 @@ async def test_a_release_lapses_when_what_cannot_be_read_is_another(damage: str)
     else:
         store.broken = broken("another error")
     async with open_books(store, clock) as books:
+        assert causes(books, KEY) == ["unreadable"]
+
+
+@pytest.mark.behaviour("R-18")
+@pytest.mark.parametrize("healed_by", ["a reading", "a restart", "what it recorded"])
+@pytest.mark.parametrize("damage", ["a key", "the table"])
+async def test_a_release_lapses_with_its_episode_though_the_next_one_is_of_the_same_text(
+    autojump_clock: MockClock, damage: str, healed_by: str
+) -> None:
+    def spoil(store: Spotty, is_bad: bool = True) -> None:
+        if damage == "a key":
+            store.bad_keys = {cut("ana")} if is_bad else set()
+        else:
+            store.broken = broken() if is_bad else None
+
+    store, clock = Spotty(), WallClock()
+    spoil(store)
+    async with open_books(store, clock) as books:
+        await books.set(60, key=("bo", "m1"))
+        await books.release("ana")
+        assert causes(books, KEY) == [None]
+    store = store.reopened()
+    async with open_books(store, clock) as books:
+        assert causes(books, KEY) == [None], "the same episode goes on"
+        spoil(store, is_bad=False)
+        if healed_by == "a reading":
+            clock.advance(RECHECK_MS)
+            assert causes(books, KEY) == [None]
+            await wait_all_tasks_blocked()
+        elif healed_by == "what it recorded":
+            assert (await books.set(7_200)).reach == "recorded"
+            clock.advance(RECHECK_MS)
+            assert causes(books, KEY) == ["wait"]
+            await wait_all_tasks_blocked()
+    if healed_by == "a restart":
+        store = store.reopened()
+        async with open_books(store, clock) as books:
+            await wait_all_tasks_blocked()
+    assert {row.fingerprint for row in rows(store, "overrides").values()} == {LAPSED}
+    store = store.reopened()
+    spoil(store)
+    async with open_books(store, clock) as books:
+        assert causes(books, KEY) == ["unreadable"]
+        assert books.book.listing("ana")[0].model == EVERY
+        receipt = await books.release("ana")
+        assert ReleasedWait("ana", EVERY, "recorded") in receipt.released
+        assert causes(books, KEY) == [None], "it is released anew"
+
+
+@pytest.mark.behaviour("R-18")
+async def test_a_wait_recorded_behind_a_release_binds_when_the_same_cannot_be_read_again() -> None:
+    store, clock = Spotty(), WallClock()
+    store.broken = broken()
+    async with open_books(store, clock) as books:
+        await books.release("ana")
+        store.broken = None  # And nobody has read it since.
+        assert (await books.set(7_200)).reach == "recorded"
+        store.broken = broken()
         assert causes(books, KEY) == ["unreadable"]
 
 
