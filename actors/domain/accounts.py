@@ -10,7 +10,8 @@ Invariants:
         until one has succeeded; then those who were turned away start one by one, each when the
         call before it has succeeded.
     I3  Whoever does not come when it is called loses its place after 30 s; a call that fails, or
-        whose caller dies, lets the next one try.
+        whose caller dies, lets the next one try. So does one whose gate has ended, or that has been
+        out for 10 min: a call that nobody will settle keeps nobody.
     I4  A wall has a line of its own, whether it holds one model or all: whoever waits for one model
         keeps nobody from another.
 
@@ -24,7 +25,7 @@ Runs in: the loop thread. Rows are written by the ledger; the line is kept by ga
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from abeyance.actors.core.clock import Clock
 from abeyance.actors.core.errors import ActorDeadError
@@ -37,6 +38,18 @@ from .protocol import Due
 from .unreadable import EVERY
 from .wait_book import ACCOUNT, WaitBook, outlasts
 
+PROBE_MS: Final = 600_000
+"""How long others wait for one call after a wall. It may take longer, but not alone."""
+
+
+class _Probe(NamedTuple):
+    """The call that the next one waits for."""
+
+    agent: str
+    permit: int
+    gate: Any
+    since_ms: int
+
 
 class _Line:
     """Who was turned away by the walls of one credential and model, or of all its models."""
@@ -46,8 +59,7 @@ class _Line:
         """Agents in the order of their coming, with whom to call."""
         self.passed: set[str] = set()
         """Agents whose turn has come since the wall; their further calls go on."""
-        self.probe: tuple[str, int] | None = None
-        """The call that the next one waits for: agent, permit."""
+        self.probe: _Probe | None = None
         self.proved = False
         """A call has succeeded since the wall."""
         self.called_ms: int | None = None
@@ -101,11 +113,12 @@ class Accounts:
                 )
         return None
 
-    def taken(self, account: str, agent: str, model: str, permit: int) -> None:
-        """A call was admitted."""
+    def taken(self, account: str, agent: str, model: str, permit: int, gate: Any) -> None:
+        """A call was admitted by this gate."""
         for line in self._lines_of(account, model):
             if line.waiting.pop(agent, self) is not self:
-                line.probe, line.called_ms = (agent, permit), None
+                line.probe = _Probe(agent, permit, gate, self._clock.now_ms())
+                line.called_ms = None
                 line.passed.add(agent)
 
     def settled(
@@ -114,7 +127,7 @@ class Accounts:
         """A call is over, and what it stated binds."""
         for line in self._lines_of(account, model):
             line.proved = line.proved or succeeded
-            if line.probe == (agent, permit):
+            if line.probe is not None and line.probe[:2] == (agent, permit):
                 line.probe = None
                 if not succeeded:
                     line.passed.discard(agent)
@@ -162,8 +175,20 @@ class Accounts:
         if agent in line.passed or (not line.waiting and (line.proved or not has_ended)):
             return True
         line.waiting[agent] = ref if ref is not None else line.waiting.get(agent)
+        self._drop_lost(line)
         self._drop_late(line)
         return line.probe is None and next(iter(line.waiting)) == agent
+
+    def _drop_lost(self, line: _Line) -> None:
+        """A call whose gate has ended is settled by nobody; one that takes long keeps nobody."""
+        probe = line.probe
+        if probe is None:
+            return
+        has_ended = probe.gate is not None and not probe.gate.is_alive()
+        if has_ended or not 0 <= self._clock.now_ms() - probe.since_ms < PROBE_MS:
+            line.probe = None
+            line.passed.discard(probe.agent)
+            self._call_next(line)
 
     def _drop_late(self, line: _Line) -> None:
         now_ms = self._clock.now_ms()

@@ -239,7 +239,7 @@ class Gate(TrioActor):
             kept.admitted += 1
             if self._account is not None:
                 name = self._account.name
-                self._account.book.taken(name, self._agent, permit.model, permit.id)
+                self._account.book.taken(name, self._agent, permit.model, permit.id, self.actor_ref)
 
     def _let_in(self) -> None:
         """The way is free: look again at who was parked first, and at the next if that is held."""

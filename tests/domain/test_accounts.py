@@ -8,12 +8,13 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from abeyance.actors import AgentSpec
 from abeyance.actors.domain.accounts import Accounts
 from abeyance.actors.domain.protocol import Admit, RecordWait, ReleasedWait, Settle
 from abeyance.actors.domain.wait_book import ACCOUNT, WaitBook
 from abeyance.actors.providers.credentials import fingerprint
 from abeyance.actors.providers.port import Permit
-from abeyance.actors.testing import Gate, WallClock, fail, reply
+from abeyance.actors.testing import Gate, ScriptedProvider, WallClock, fail, reply
 from abeyance.storage import codec
 from abeyance.storage.errors import StoreIOError
 from abeyance.storage.store import Key, Put, Request, Row
@@ -21,6 +22,7 @@ from abeyance.storage.tables.waits import Wait, WaitReleased
 
 from .books import SECOND, open_books
 from .desk import DeskStore, rows
+from .test_auxiliary import ask
 from .world import World, shown, until
 
 NAMES = ("ana", "bo", "cy", "di")
@@ -28,6 +30,12 @@ NAMES = ("ana", "bo", "cy", "di")
 
 async def add(world: World, name: str, *steps: Any, key: str | None = "k", **spec: Any) -> Any:
     return await world.add(world.provider(steps, name, key=key), name, **spec)
+
+
+async def bare(world: World, name: str, *steps: Any, model: str = "m") -> Any:
+    """An agent of the same key for auxiliary calls, whose requests are of no slot."""
+    provider = ScriptedProvider(list(steps), clock=world.clock, key="k")
+    return await world.runtime.add_agent(AgentSpec(name=name, provider=provider, model=model))
 
 
 def calls(world: World) -> list[int]:
@@ -247,6 +255,7 @@ class Lines:
     def __init__(self) -> None:
         self.clock = WallClock()
         self.store = DeskStore()
+        self.gate: Any = None
         self.wall(1)
         self.accounts = Accounts(WaitBook(self.store, self.clock), self.clock)
 
@@ -260,7 +269,7 @@ class Lines:
 
     def take(self, agent: str, permit: int = 1) -> None:
         assert not self.held(agent)
-        self.accounts.taken("k", agent, "m", permit)
+        self.accounts.taken("k", agent, "m", permit, self.gate)
 
     def over(self, agent: str, permit: int = 1, *, succeeded: bool = True) -> None:
         self.accounts.settled("k", agent, "m", permit, succeeded=succeeded)
@@ -314,7 +323,7 @@ def test_a_call_stands_in_the_lines_of_its_model_and_of_every_model() -> None:
     it.clock.advance(SECOND)
     assert it.held("a"), "x was turned away first"
     assert it.accounts.check("k", "x", "other", None) is None
-    it.accounts.taken("k", "x", "other", 7)
+    it.accounts.taken("k", "x", "other", 7, None)
     assert it.held("a"), "x is out"
     it.accounts.settled("k", "x", "other", 7, succeeded=True)
     it.take("a")
@@ -364,6 +373,55 @@ def test_a_call_that_fails_lets_the_next_one_try_and_stands_behind_it() -> None:
     it.take("a")
 
 
+@pytest.mark.behaviour("R-35")
+def test_a_call_that_is_out_for_ten_minutes_lets_the_next_one_try() -> None:
+    it = Lines()
+    assert it.held("a")
+    assert it.held("b")
+    it.clock.advance(SECOND)
+    it.take("a")
+    it.clock.advance(599_999)
+    assert it.held("b")
+    it.clock.advance(1)
+    it.take("b", 2)
+    it.over("a", succeeded=False)
+    assert it.held("c"), "b is out, whatever became of a"
+    it.over("b", 2)
+    it.take("c")
+
+
+@pytest.mark.behaviour("R-35")
+@pytest.mark.parametrize("end", ["agent removed", "conversation closed"])
+async def test_an_auxiliary_call_whose_agent_ends_meanwhile_lets_the_next_one_try(
+    world: World, virtual_time: MockClock, end: str
+) -> None:
+    gate = Gate(then=reply("late"))
+    async with world.open(account_waits=True) as runtime, trio.open_nursery() as nursery:
+        ana = await add(world, "ana", fail(429, retry_after=600))
+        bo: Any = await bare(world, "bo", gate)
+        if end == "conversation closed":
+            bo = await runtime.open_conversation("bo", channel="c")
+        cy = await add(world, "cy", reply("cy"))
+        await ana.send("go")
+        await ana.wait_idle()
+        # The wall is released, so that nobody's own wait ends meanwhile.
+        wall = runtime.provider_waits()[-1]
+        await runtime.release_provider_wait(wall.agent, requester="ops")
+        nursery.start_soon(bo.auxiliary_call, ask())
+        await gate.wait_entered()
+        await cy.send("go")
+        await cy.wait_idle()
+        assert world.state("cy").held.cause == "account"
+        if end == "conversation closed":
+            await bo.close()
+        else:
+            await runtime.remove_agent("bo")
+        gate.release()
+        await trio.sleep(31)
+        await cy.wait_idle()
+        assert (await shown(cy))[-1] == "assistant: cy"
+
+
 def test_a_new_wall_holds_those_too_whose_turn_had_come() -> None:
     it = Lines()
     assert it.held("a")
@@ -396,7 +454,7 @@ def test_an_account_that_never_had_a_wall_is_free() -> None:
     it = Lines()
     for name in "abc":
         assert it.accounts.check("other", name, "m", None) is None
-        it.accounts.taken("other", name, "m", 1)
+        it.accounts.taken("other", name, "m", 1, None)
         it.accounts.settled("other", name, "m", 1, succeeded=False)
 
 
