@@ -227,7 +227,8 @@ class WaitBook:
         return None if record.set_ms <= self.overrides.released_ms(*key) else record
 
     def account_record(self, key: tuple[str, str]) -> ActRecord | None:
-        """What stands for a credential's model, or `*`: its row with pending acts applied.
+        """What stands for a credential's model, or `*`: its row with pending acts applied; None
+        also for a row that may be taken for none.
 
         Raises:
             StorageError: It cannot be read.
@@ -235,7 +236,12 @@ class WaitBook:
         acts = [act.record for act in self._by_key.get((ACCOUNT_TABLE, key), ())]
         record: ActRecord | None = None
         if not any(isinstance(act, WaitReleased) for act in acts):
-            row = self._store.get(ACCOUNT_TABLE, key)
+            try:
+                row = self._store.get(ACCOUNT_TABLE, key)
+            except UnreadableRecordError as error:
+                if not error.ignorable:
+                    raise
+                row = None
             record = None if row is None else row.record
         for act in acts:
             record = apply(record, act)

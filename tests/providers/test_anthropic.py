@@ -365,6 +365,21 @@ async def test_repeated_header_lines_stay_apart():
     await over(lambda _: answer, use)
 
 
+@pytest.mark.behaviour("R-19")
+async def test_a_client_that_retries_by_itself_sends_one_request_a_permit():
+    refused = Answer(status=503, headers={"retry-after-ms": "1"})
+
+    async def use(provider: AnthropicProvider, simulator: ProviderSimulator) -> None:
+        provider._client = provider._client.with_options(max_retries=1)
+        for number in (1, 2):
+            with pytest.raises(PermitError):
+                await call(provider)
+            assert len(simulator.log) == number, "the retry was sent with a used permit"
+
+    await over(lambda _: refused, use)
+
+
+@pytest.mark.behaviour("R-19")
 async def test_other_uses_of_the_sdk_need_a_permit_too():
     async def use(provider: AnthropicProvider, simulator: ProviderSimulator) -> None:
         with pytest.raises(anthropic.APIConnectionError) as caught:
