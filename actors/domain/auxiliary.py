@@ -121,7 +121,8 @@ class Auxiliary:
         self._streak.failed += 1
         # Shielded: what was stated is on its way, and the caller learns of it behind the record.
         with trio.CancelScope(shield=True), suppress(ActorDeadError):
-            await self._gate.ask(Settle(permit, "failed", verdict.states, verdict.pauses))
+            settlement = Settle(permit, "failed", verdict.states, verdict.pauses, verdict.scope)
+            await self._gate.ask(settlement)
         return verdict.failure.error
 
     def _settle(self, settlement: Settle) -> None:

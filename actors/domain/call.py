@@ -19,7 +19,6 @@ import trio
 
 from abeyance.actors.core.errors import ActorDeadError
 from abeyance.actors.providers.port import ModelReply, ModelRequest, Permit, permitted
-from abeyance.actors.providers.stated import StatedWait
 from abeyance.storage.crashpoints import crashpoint, declare
 
 from .foreign import failure_of, reply_of
@@ -125,9 +124,7 @@ class Calls:
         )
         self.sent = verdict.failure.error.sent
         # Cancelled here, the settlement is in the gate's mailbox all the same.
-        stated = verdict.failure.error.stated
-        scope = stated.scope if isinstance(stated, StatedWait) else None
-        settlement = Settle(permit, "failed", verdict.states, verdict.pauses, scope)
+        settlement = Settle(permit, "failed", verdict.states, verdict.pauses, verdict.scope)
         receipt = await self._seams.gate.ask(settlement)
         binding = None if receipt is None else receipt.binding
         agent, model = permit.agent, permit.model

@@ -69,6 +69,12 @@ class Verdict(NamedTuple):
     """Exhausted, and nobody said until when."""
 
     @property
+    def scope(self) -> str | None:
+        """What the provider stated it of."""
+        stated = self.failure.error.stated
+        return stated.scope if isinstance(stated, StatedWait) else None
+
+    @property
     def can_wait(self) -> bool:
         """Whether the same call may succeed when what holds it has ended."""
         return self.failure.error.retryable or self.quota

@@ -13,8 +13,10 @@ from abeyance.actors.domain.accounts import Accounts
 from abeyance.actors.domain.protocol import Admit, RecordWait, ReleasedWait, Settle
 from abeyance.actors.domain.wait_book import ACCOUNT, WaitBook
 from abeyance.actors.providers.credentials import fingerprint
-from abeyance.actors.providers.port import Permit
+from abeyance.actors.providers.port import Permit, ProviderError
+from abeyance.actors.providers.stated import StatedWait, WaitEnds, WaitKind, WaitScope
 from abeyance.actors.testing import Gate, ScriptedProvider, WallClock, fail, reply
+from abeyance.actors.testing.scripted import raise_
 from abeyance.storage import codec
 from abeyance.storage.errors import StoreIOError
 from abeyance.storage.store import Key, Put, Request, Row
@@ -195,6 +197,28 @@ async def test_a_model_that_no_wall_holds_is_free_whoever_waits_for_another(
             assert world.state("bo").state == "idle"
             assert calls(world) == [1, *[0] * in_line, count]
             await trio.sleep(3_600)
+
+
+@pytest.mark.behaviour("R-35")
+@pytest.mark.parametrize("scope", ["account", "model"])
+async def test_what_an_auxiliary_call_is_told_of_the_account_holds_every_model(
+    world: World, virtual_time: MockClock, scope: WaitScope
+) -> None:
+    async with world.open(account_waits=True) as runtime:
+        end = world.clock.now_ms() + 60_000
+        stated = StatedWait(
+            kind=WaitKind.RATE_LIMITED, ends=WaitEnds.UNTIL, deadline_ms=end, scope=scope
+        )
+        error = ProviderError("wall", status=429, retryable=True, sent=True, stated=stated)
+        ana = await bare(world, "ana", raise_(error), model="big")
+        with pytest.raises(ProviderError):
+            await ana.auxiliary_call(ask("big"))
+        wall = runtime.provider_waits()[-1]
+        assert wall.model == ("*" if scope == "account" else "big")
+        bo = await add(world, "bo", reply("bo"), model="small")
+        await bo.send("go")
+        await bo.wait_idle()
+        assert world.state("bo").state == ("held" if scope == "account" else "idle")
 
 
 # -- statements and releases ---------------------------------------------------------------------
