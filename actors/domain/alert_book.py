@@ -210,6 +210,10 @@ def _release(raised: RaiseAlert, where: str) -> str:
     return f"To end it by hand (release-provider-wait): abeyance release {model}{where} {agent}"
 
 
+EARLY_MAX: Final = 1_000
+"""Alerts kept until there is an actor to tell."""
+
+
 class AlertDesk:
     """Where the rest of the runtime says what an operator should know.
 
@@ -221,12 +225,17 @@ class AlertDesk:
         self._ref: TrioActorRef[Any] | None = None
         self._process = process
         self._parked = 0
+        self._early: list[RaiseAlert | LookAtAgent] = []
+        """What was said while the runtime starts: the ledger reads before there is an actor."""
         self.lost = 0
         """Alerts that could not be told to the actor."""
 
     def attach(self, ref: TrioActorRef[Any]) -> None:
-        """From now on what is said here is told to this actor."""
+        """From now on what is said here is told to this actor; first what was said before."""
         self._ref = ref
+        early, self._early = self._early, []
+        for message in early:
+            self.tell(message)
 
     def bound(self, key: tuple[str, str], wait: Wait) -> None:
         """A wait began to bind a key."""
@@ -255,7 +264,10 @@ class AlertDesk:
             if self._ref is not None:
                 self._ref.tell(message)
                 return
-            error: Exception | str = "no runtime is open"
+            if len(self._early) < EARLY_MAX:
+                self._early.append(message)
+                return
+            error: Exception | str = "too many before the runtime is open"
         except AbeyanceError as refused:
             error = type(refused).__name__
         self.lost += 1

@@ -31,7 +31,8 @@ from abeyance.storage.lmdb_store import LmdbStore
 from abeyance.storage.ownership import Ownership
 from abeyance.storage.store import Delete, NotStored, Request
 
-from .test_holds import Unreadable, quota
+from .test_holds import Unreadable, quota, state_wait
+from .test_unreadable_holds import Broken, cut_key
 from .world import World, until
 
 HOUR = 3_600_000
@@ -272,6 +273,27 @@ async def test_unreadable_wait_raises_one_alert_an_episode_and_one_after_a_resta
         damaged.on = True
         await world.ref("gate").ask(Admit("m", "auxiliary"))
         assert len(await settled(world)) == 3
+
+
+@pytest.mark.behaviour("W-049")
+@pytest.mark.parametrize("damage", ["a key", "a key that names nobody", "the table"])
+async def test_waits_that_cannot_be_read_at_a_start_raise_one_alert_each_start(
+    world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    async with world.open():
+        await state_wait(world, world.clock.now_ms() + 60_000)
+    if damage == "the table":
+        Broken(monkeypatch)
+    else:
+        lost = b"\xff\xff" if damage == "a key that names nobody" else None
+        cut_key(world.directory / "store", ("ana", "m"), lost)
+    whose = "ana" if damage == "a key" else "framework"
+    for times in (1, 2):
+        async with world.open():
+            await world.add([])
+            await trio.sleep(3_600)
+            raised = await settled(world)
+            assert [(each.agent, each.model) for each in raised] == [(whose, "*")] * times
 
 
 @pytest.mark.behaviour("W-049")

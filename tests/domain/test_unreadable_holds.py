@@ -154,14 +154,14 @@ async def test_a_damaged_key_on_disk_holds_its_agent_until_it_is_released(
         assert world.state().state == "idle"
 
 
-def cut_key(directory: Path, key: tuple[str, str]) -> None:
-    """Take the last byte off a row's key on disk."""
+def cut_key(directory: Path, key: tuple[str, str], other: bytes | None = None) -> None:
+    """Take the last byte off a row's key on disk, or put another key there."""
     with lmdb.open(str(directory), max_dbs=64, map_size=2**30) as environment:
         table = environment.open_db(b"waits", create=False)
         with environment.begin(write=True, db=table) as transaction:
             raw_key = encode_key((str, str), key)
             raw = transaction.pop(raw_key)
-            transaction.put(raw_key[:-1], raw)
+            transaction.put(raw_key[:-1] if other is None else other, raw)
 
 
 async def test_a_released_quota_hold_stays_released_when_the_process_ends_at_once(

@@ -311,6 +311,7 @@ async def test_a_release_lapses_with_its_episode_though_the_next_one_is_of_the_s
         if healed_by == "a reading":
             clock.advance(RECHECK_MS)
             assert causes(books, KEY) == [None]
+            assert not list(books.book.overrides.standing()), "at once"
             await wait_all_tasks_blocked()
         elif healed_by == "what it recorded":
             assert (await books.set(7_200)).reach == "recorded"
