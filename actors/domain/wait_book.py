@@ -108,6 +108,13 @@ class WaitBook:
         """A key's pending acts, in order."""
         return self._by_key.get(("waits", key), ())
 
+    def binds_pending(self, act: WaitAct) -> bool:
+        """Whether a pending act is a wait in force that no act behind it released."""
+        if act.table != "waits" or self._live(act.record) is None:
+            return False
+        acts = self._by_key[act.table, act.key]
+        return not any(isinstance(each.record, WaitReleased) for each in acts[acts.index(act) :])
+
     def drop_durable(self) -> list[WaitAct]:
         """Take out the pending acts that are durable by now, and return them."""
         done = [act for act in self.pending if act.durable]

@@ -288,10 +288,17 @@ class Ledger(TrioActor):
         if agent_name.startswith(ACCOUNT):
             return self._release_account(release, now, by)
         model = None if release.model == EVERY else release.model
+        listed = {w.model for w in self._book.listing(agent_name) if w.model != EVERY}
+        # What was stated while the rows could not be read is behind the stand-in, and not listed.
+        listed |= {
+            act.key[1]
+            for act in self._book.pending
+            if act.key[0] == agent_name and self._book.binds_pending(act)
+        }
         acts = [
-            WaitAct((wait.agent, wait.model), WaitReleased(by=by, at_ms=now, act=self._act_id(now)))
-            for wait in self._book.listing(agent_name)
-            if wait.model != EVERY and model in (None, wait.model)
+            WaitAct((agent_name, each), WaitReleased(by=by, at_ms=now, act=self._act_id(now)))
+            for each in sorted(listed)
+            if model in (None, each)
         ]
         for key, fingerprint in self._unrecorded(agent_name, model):
             override = Override(fingerprint=fingerprint, by=by, at_ms=now, act=self._act_id(now))

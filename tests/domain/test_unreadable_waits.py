@@ -34,7 +34,11 @@ LOST = b"\2an"
 
 
 def causes(books: Books, *keys: tuple[str, str]) -> list[str | None]:
-    found = [books.book.deferral(*key) for key in keys]
+    return causes_of(books.book, *keys)
+
+
+def causes_of(book: WaitBook, *keys: tuple[str, str]) -> list[str | None]:
+    found = [book.deferral(*key) for key in keys or THREE]
     return [None if deferral is None else deferral.cause for deferral in found]
 
 
@@ -380,6 +384,32 @@ async def test_a_release_applies_behind_the_waits_that_could_not_be_read() -> No
         assert (await books.set(5)).reach == "recorded"
         assert books.left_s() == 5
         assert stored(books.store).deadline_ms == clock.now_ms() + 5 * SECOND
+
+
+@pytest.mark.behaviour("W-051", "W-052")
+@pytest.mark.parametrize("model", ["m1", None], ids=["one model", "every model"])
+async def test_a_release_ends_what_was_stated_while_the_table_could_not_be_read(
+    model: str | None,
+) -> None:
+    store, clock = Spotty(), WallClock()
+    store.broken = broken()
+    async with open_books(store, clock) as books:
+        for key in THREE:
+            assert (await books.set(7_200, key=key)).reach == "pending"
+        receipt = await books.release("ana", model)
+        named = ["m1", "m1"] if model else ["m1", "m2", EVERY]
+        assert [wait.model for wait in receipt.released] == named
+        free = [None, "unreadable" if model else None, "unreadable"]
+        assert causes(books, *THREE) == free
+        store.broken = None
+        clock.advance(RECHECK_MS)
+        after = [None, "wait" if model else None, "wait"]
+        assert causes(books, *THREE) == after
+        await books.set(-1)
+        await wait_all_tasks_blocked()
+        assert books.book.pending == []
+        assert causes(books, *THREE) == after
+    assert causes_of(WaitBook(store.reopened(), clock)) == after
 
 
 async def test_a_wait_stated_in_the_millisecond_of_such_a_release_binds() -> None:
