@@ -1,7 +1,7 @@
 """Auxiliary calls: what an agent asks of a provider beside its turns, through the same gate.
 
-Compaction, maintenance, a host's own question. Such a call is refused unmade while its model is
-held, never runs beside a turn's call, and what it states binds the agent's turns on that model.
+A host's own question, a summary it makes. Such a call is refused unmade while its model
+is held, never runs beside a turn's call, and what it states binds the agent's turns on that model.
 
 Invariants:
     I1  No auxiliary call without a permit of its agent's gate; a held one reaches no wire.

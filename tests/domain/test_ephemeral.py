@@ -22,7 +22,6 @@ from abeyance.actors.domain.errors import (
 )
 from abeyance.actors.domain.ingress import body_crc, encode_body
 from abeyance.actors.domain.slot_messages import Accept
-from abeyance.actors.domain.unreadable import StandIn
 from abeyance.actors.groups import Groups
 from abeyance.actors.testing import Gate, ScriptedProvider, call_tool, fail, raise_, reply
 from abeyance.storage.codec import encode
@@ -30,7 +29,8 @@ from abeyance.storage.store import Put, Request
 from abeyance.storage.tables.agents import Ephemeral
 from abeyance.storage.tables.blocks import TextBlock
 
-from .world import Stop, World, until
+from .test_unreadable_holds import Broken
+from .world import Stop, World, tool, until
 
 BOUND_S = 600
 
@@ -159,14 +159,17 @@ async def test_an_error_of_another_copy_of_the_library_ends_a_run_by_its_wait(
 async def test_waits_that_cannot_be_read_do_not_hold_a_run(
     world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    Broken(monkeypatch)
     async with world.open() as runtime:
-        # As where no record of a wait can be read: everybody is held.
-        everyone = StandIn((), "unreadable", "f", 0)
-        monkeypatch.setattr(runtime._waits, "_wide", lambda *_: everyone)
-        monkeypatch.setattr(runtime._waits, "binding", lambda *_: everyone)
-        used = spec(world, reply("in short"))
-        with trio.fail_after(60):
+        ana = await world.add([reply("never")])
+        await ana.send("go")
+        await ana.wait_idle()
+        assert (world.state().held.cause, len(world.providers[0].requests)) == ("unreadable", 0)
+        used = spec(world, call_tool("look"), reply("in short"), tools=[tool("look", lambda: "x")])
+        with trio.fail_after(20):
             assert await runtime.run_ephemeral(used, "go") == "in short"
+        assert calls(used) == 2
+        assert not world.providers[0].requests
 
 
 @pytest.mark.parametrize("wall_s", [300, 7_200], ids=["slept", "too long"])
