@@ -19,6 +19,7 @@ from abeyance.actors.testing import Gate, ScriptedProvider, WallClock, fail, rep
 from abeyance.actors.testing.scripted import raise_
 from abeyance.storage import codec
 from abeyance.storage.errors import StoreIOError
+from abeyance.storage.lmdb_store import LmdbStore
 from abeyance.storage.store import Key, Put, Request, Row
 from abeyance.storage.tables.waits import Wait, WaitReleased
 
@@ -261,6 +262,42 @@ async def test_an_ephemeral_call_is_held_by_an_account_and_records_its_wall_alon
         assert world.rows("waits") == []
         assert len(world.rows("account_waits")) == 1
         assert (await gate.ask(Admit("m", "ephemeral"))).cause == "account"
+
+
+@pytest.mark.behaviour("W-044")
+async def test_walls_that_cannot_be_read_hold_until_they_read_again_without_an_operator(
+    world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = True
+
+    def breaking(read: Any) -> Any:
+        def read_or_raise(store: LmdbStore, table: str, *args: Any, **how: Any) -> Any:
+            if broken and table == "account_waits":
+                raise StoreIOError("gone; nothing was read", path="store", errno=5)
+            return read(store, table, *args, **how)
+
+        return read_or_raise
+
+    for name in ("get", "scan"):
+        monkeypatch.setattr(LmdbStore, name, breaking(getattr(LmdbStore, name)))
+    async with world.open(account_waits=True) as runtime:
+        agents = [await add(world, name, reply("healed")) for name in ("ana", "bo")]
+        for agent in agents:
+            await agent.send("go")
+            await agent.wait_idle()
+        assert [world.state(name).held.cause for name in ("ana", "bo")] == ["account", "account"]
+        assert [(wait.agent, wait.model) for wait in runtime.provider_waits()] == [
+            (f"{ACCOUNT}*", "*")
+        ]
+        await trio.sleep(40)
+        assert calls(world) == [0, 0]
+        broken = False
+        await trio.sleep(65)
+        for agent in agents:
+            await agent.wait_idle()
+            assert (await shown(agent))[-1] == "assistant: healed"
+        assert calls(world) == [1, 1]
+        assert runtime.provider_waits() == ()
 
 
 def test_a_fingerprint_tells_keys_and_stores_apart_and_holds_no_key() -> None:
