@@ -12,6 +12,7 @@ Invariants:
     I3  Whoever does not come when it is called loses its place after 30 s; a call that fails, or
         whose caller dies, lets the next one try. So does one whose gate has ended, or that has been
         out for 10 min: a call that nobody will settle keeps nobody.
+        Who has ended has no place, and an auxiliary call, which nobody tries again, takes none.
     I4  A wall has a line of its own, whether it holds one model or all: whoever waits for one model
         keeps nobody from another.
 
@@ -85,8 +86,11 @@ class Accounts:
         self._lines: dict[tuple[str, str], _Line] = {}
         """By credential and what its wall holds: a model, or `*`."""
 
-    def check(self, account: str, agent: str, model: str, ref: Any) -> Wall | None:
-        """Why this agent's call may not be made now; one that may not stands in line from then."""
+    def check(
+        self, account: str, agent: str, model: str, ref: Any, *, stands: bool = True
+    ) -> Wall | None:
+        """Why this agent's call may not be made now; one that may not stands in line from then,
+        unless it does not come again."""
         walls = {scope: self._wall(account, scope) for scope in (EVERY, model)}
         longest: Wall | None = None
         for scope, (wall, _) in walls.items():
@@ -95,19 +99,24 @@ class Accounts:
             line = self._lines.setdefault((account, scope), _Line())
             line.proved, line.probe, line.called_ms = False, None, None
             line.passed.clear()
-            line.waiting.setdefault(agent, ref)
+            if stands:
+                line.waiting.setdefault(agent, ref)
             if longest is None or outlasts(wall.deadline_ms, longest.deadline_ms):
                 longest = wall
         if longest is not None:
             for scope, (wall, _) in walls.items():
-                if wall is None:
+                if wall is None and stands:
                     self._leave((account, scope), agent)
             return longest
         for scope, (_, has_ended) in walls.items():
             if has_ended:
                 self._lines.setdefault((account, scope), _Line())
             line_ = self._lines.get((account, scope))
-            if line_ is not None and not self._is_next(line_, agent, ref, has_ended):
+            if line_ is None or self._may_go(line_, agent, has_ended):
+                continue
+            if stands:
+                line_.waiting[agent] = ref if ref is not None else line_.waiting.get(agent)
+            if not self._is_next(line_, agent):
                 return Wall(
                     None, "waits for the first call of its account since the limit to succeed"
                 )
@@ -116,7 +125,9 @@ class Accounts:
     def taken(self, account: str, agent: str, model: str, permit: int, gate: Any) -> None:
         """A call was admitted by this gate."""
         for line in self._lines_of(account, model):
-            if line.waiting.pop(agent, self) is not self:
+            stood = line.waiting.pop(agent, self) is not self
+            is_first = line.probe is None and not line.proved and agent not in line.passed
+            if stood or is_first:
                 line.probe = _Probe(agent, permit, gate, self._clock.now_ms())
                 line.called_ms = None
                 line.passed.add(agent)
@@ -170,14 +181,15 @@ class Accounts:
             return Wall(record.deadline_ms, reason), False
         return None, isinstance(record, Wait | WaitReleased)
 
-    def _is_next(self, line: _Line, agent: str, ref: Any, has_ended: bool) -> bool:
-        """Whether a call may be made behind a wall that has ended; else it stands in line."""
-        if agent in line.passed or (not line.waiting and (line.proved or not has_ended)):
-            return True
-        line.waiting[agent] = ref if ref is not None else line.waiting.get(agent)
+    def _may_go(self, line: _Line, agent: str, has_ended: bool) -> bool:
+        """Whether a line keeps nobody any more, or this agent's turn has come already."""
+        return agent in line.passed or (not line.waiting and (line.proved or not has_ended))
+
+    def _is_next(self, line: _Line, agent: str) -> bool:
+        """Whether a call may be made behind a wall that has ended."""
         self._drop_lost(line)
-        self._drop_late(line)
-        return line.probe is None and next(iter(line.waiting)) == agent
+        self._drop_late(line, agent)
+        return line.probe is None and next(iter(line.waiting), agent) == agent
 
     def _drop_lost(self, line: _Line) -> None:
         """A call whose gate has ended is settled by nobody; one that takes long keeps nobody."""
@@ -190,14 +202,17 @@ class Accounts:
             line.passed.discard(probe.agent)
             self._call_next(line)
 
-    def _drop_late(self, line: _Line) -> None:
+    def _drop_late(self, line: _Line, asks: str) -> None:
         now_ms = self._clock.now_ms()
-        if line.probe is not None:
+        if line.probe is not None or not line.waiting:
             return
-        if line.called_ms is None or now_ms < line.called_ms:
+        first, ref = next(iter(line.waiting.items()))
+        if ref is not None and not ref.is_alive():
+            self._call_next(line)
+        elif line.called_ms is None or now_ms < line.called_ms:
             line.called_ms = now_ms
-        elif now_ms - line.called_ms >= RECHECK_MS and len(line.waiting) > 1:
-            del line.waiting[next(iter(line.waiting))]
+        elif now_ms - line.called_ms >= RECHECK_MS and first != asks:
+            del line.waiting[first]
             self._call_next(line)
 
     def _call_next(self, line: _Line) -> None:
@@ -206,7 +221,8 @@ class Accounts:
             line.called_ms = self._clock.now_ms()
             if ref is None:
                 return
-            with suppress(ActorDeadError):
-                ref.tell_internal(Due(agent))
-                return
+            if ref.is_alive():
+                with suppress(ActorDeadError):
+                    ref.tell_internal(Due(agent))
+                    return
             del line.waiting[agent]

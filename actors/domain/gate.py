@@ -147,7 +147,7 @@ class Gate(TrioActor):
         self._looked(message, self._book.deferral(self._agent, message.model, exempt=exempt), reply)
 
     def _looked(self, message: Admit | Peek, wait: Deferral | None, reply: Reply) -> None:
-        deferral = self._held(message.model, wait)
+        deferral = self._held(message, wait)
         if isinstance(message, Peek):
             reply.set(deferral)
         else:
@@ -200,11 +200,13 @@ class Gate(TrioActor):
             reply_.set(answer.value)
         self._let_in()
 
-    def _held(self, model: str | None, wait: Deferral | None) -> Deferral | None:
+    def _held(self, message: Admit | Peek, wait: Deferral | None) -> Deferral | None:
         """What holds a call to a model: its wait, its account's, or what pauses the agent."""
-        account = self._account
+        model, account = message.model, self._account
+        stands = message.purpose != "auxiliary"
         if wait is None and account is not None and model is not None:
-            wall = account.book.check(account.name, self._agent, model, self.kept.holder)
+            holder = self.kept.holder
+            wall = account.book.check(account.name, self._agent, model, holder, stands=stands)
             if wall is not None:
                 wait = Deferral(self._agent, model, wall.deadline_ms, wall.reason, "account")
         return self._paused(model, wait)

@@ -10,6 +10,7 @@ from trio.testing import MockClock
 
 from abeyance.actors import AgentSpec
 from abeyance.actors.domain.accounts import Accounts
+from abeyance.actors.domain.errors import CallDeferredError
 from abeyance.actors.domain.protocol import Admit, RecordWait, ReleasedWait, Settle
 from abeyance.actors.domain.wait_book import ACCOUNT, WaitBook
 from abeyance.actors.providers.credentials import fingerprint
@@ -483,6 +484,83 @@ async def test_an_auxiliary_call_whose_agent_ends_meanwhile_lets_the_next_one_tr
         assert (await shown(cy))[-1] == "assistant: cy"
 
 
+@pytest.mark.behaviour("R-35")
+def test_an_auxiliary_call_takes_no_place_in_line() -> None:
+    it = Lines()
+
+    def asks(agent: str) -> bool:
+        return it.accounts.check("k", agent, "m", None, stands=False) is None
+
+    assert not any(asks(name) for name in "xyz")
+    assert it.held("a")
+    it.clock.advance(SECOND)
+    assert not any(asks(name) for name in "xyz"), "a is before them"
+    it.take("a")
+    assert not asks("x")
+    it.over("a")
+    assert asks("x")
+
+
+@pytest.mark.behaviour("R-35")
+def test_an_auxiliary_call_that_comes_first_is_waited_for_as_any_other() -> None:
+    it = Lines()
+    it.clock.advance(SECOND)
+    assert it.accounts.check("k", "x", "m", None, stands=False) is None
+    it.accounts.taken("k", "x", "m", 3, None)
+    assert it.held("a")
+    assert it.accounts.check("k", "y", "m", None, stands=False) is not None
+    it.over("x", 3)
+    it.take("a")
+
+
+def test_who_does_not_come_keeps_an_auxiliary_call_for_30_seconds_at_most() -> None:
+    it = Lines()
+    assert it.held("a")
+    it.clock.advance(SECOND)
+    assert it.accounts.check("k", "x", "m", None, stands=False) is not None
+    it.clock.advance(30 * SECOND)
+    assert it.accounts.check("k", "x", "m", None, stands=False) is None
+
+
+@pytest.mark.behaviour("R-35")
+def test_who_has_ended_has_no_place_in_line() -> None:
+    it = Lines()
+    refs = [Heard() for _ in "abc"]
+    for name, ref in zip("abc", refs, strict=True):
+        assert it.accounts.check("k", name, "m", ref) is not None
+    refs[0].alive = refs[1].alive = False
+    it.clock.advance(SECOND)
+    it.take("c")
+    assert not refs[0].got
+    assert not refs[1].got
+
+
+@pytest.mark.behaviour("R-35")
+async def test_refused_auxiliary_calls_and_removed_agents_delay_no_turn_behind_a_wall(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open(account_waits=True) as runtime:
+        ana = await add(world, "ana", fail(429, retry_after=600))
+        await ana.send("go")
+        await ana.wait_idle()
+        for number in range(3):
+            gone = await add(world, f"gone{number}", reply("never"))
+            await gone.send("go")
+            await gone.wait_idle()
+            aux = await bare(world, f"aux{number}")
+            with pytest.raises(CallDeferredError):
+                await aux.auxiliary_call(ask())
+        bo = await add(world, "bo", reply("bo"))
+        await bo.send("go")
+        await bo.wait_idle()
+        for number in range(3):
+            await runtime.remove_agent(f"gone{number}")
+        world.providers[0]._steps = [reply("ana")]
+        await trio.sleep(602)
+        await bo.wait_idle()
+        assert (await shown(bo))[-1] == "assistant: bo"
+
+
 def test_a_new_wall_holds_those_too_whose_turn_had_come() -> None:
     it = Lines()
     assert it.held("a")
@@ -548,6 +626,10 @@ def test_a_wall_that_cannot_be_read_holds() -> None:
 class Heard:
     def __init__(self) -> None:
         self.got: list[Any] = []
+        self.alive = True
+
+    def is_alive(self) -> bool:
+        return self.alive
 
     def tell_internal(self, message: Any) -> None:
         self.got.append(message)
