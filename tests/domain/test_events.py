@@ -81,7 +81,7 @@ async def test_events_tell_of_a_wait_its_hold_and_what_ended_it(
     over = next(event for event in seen if isinstance(event, HoldEnded))
     assert (over.agent, over.model, over.cause) == ("ana", "m", "wait")
     (released,) = [event for event in seen if isinstance(event, WaitReleased)]
-    assert (released.agent, released.model, released.by) == ("ana", "m", "ops")
+    assert (released.agent, released.model, released.by) == ("ana", "m", "api:ops")
     assert all(json.loads(json.dumps(event.as_json()))["kind"] == event.kind for event in seen)
 
 

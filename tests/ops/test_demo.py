@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -354,6 +354,15 @@ def test_demo_in_a_directory_that_cannot_be_made_is_one_line(
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Children hear an interrupt though this process was started in the background, deaf to it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_interrupted_demo_ends_its_children_and_says_so(tmp_path: Path) -> None:
     root = tmp_path / "root"
     with subprocess.Popen(
