@@ -19,7 +19,7 @@ from abeyance.storage.keys import encode_key
 from abeyance.storage.store import Limits, Record, Value
 from abeyance.storage.tables.blocks import TextBlock, ToolResultBlock, ToolUseBlock
 from abeyance.storage.tables.slots import Body, Carried, Inboxed, Turn, Wake
-from abeyance.storage.tables.waits import Wait, WaitReleased
+from abeyance.storage.tables.waits import Override, Wait, WaitReleased
 
 KEY = encode_key((str, int), ("ana", 7))
 WAKE = Wake(reason="message", author="ana", at_ms=1)
@@ -90,7 +90,7 @@ def _tool(**given: Any) -> Body:
         (_tool(these={1, 2}), "blocks"),
         (_tool(big=2**64), "blocks"),
         (_tool(that=object()), "blocks"),
-        (WaitReleased(by="x" * 301, at_ms=1, act="a"), "by"),
+        (Override(fingerprint="f", by="x" * 301, at_ms=1, act="a"), "by"),
     ],
 )
 def test_a_record_that_its_schema_refuses_is_not_encoded_and_the_field_is_named(
@@ -233,6 +233,23 @@ def test_a_row_that_this_version_can_t_vouch_for_is_unreadable_and_says_why(
     with pytest.raises(UnreadableRecordError, match=cause) as caught:
         codec.decode("waits", KEY, raw)
     assert caught.value.table == "waits"
+
+
+@pytest.mark.behaviour("W-041")
+@pytest.mark.parametrize(
+    "odd",
+    [{"by": 42}, {"by": None}, {"by": "x" * 5_000}, {"by": ...}, {"at_ms": "x"}, {"at_ms": 2**63}],
+    ids=["a number", "nil", "too long", "missing", "no instant", "past every instant"],
+)
+def test_a_release_reads_whatever_it_says_of_who_and_when(odd: dict[str, Any]) -> None:
+    value = codec.encode(WaitReleased(by="ops", at_ms=1, act="a"))
+    told = msgspec.msgpack.decode(value.body)
+    told.update(odd)
+    body = msgspec.msgpack.encode({name: each for name, each in told.items() if each is not ...})
+    raw = codec.frame("waits", KEY, 1, type(value)(value.kind, 1, body, codec.checksum(body)))
+    record = codec.decode("waits", KEY, raw).record
+    assert isinstance(record, WaitReleased)
+    assert record.act == "a"
 
 
 def test_each_kind_of_a_table_is_told_apart() -> None:
