@@ -3,8 +3,9 @@
 What cannot be read is not taken for nothing. How much is held follows from how much is unknown:
 
     cannot be read                          held
-    the value of a row                      its (agent, model)
-    a key, from its second part on          its agent, every model
+    the value of a row, or a row by itself  its (agent, model)
+    a key, from its second part on, or the
+    keys of an agent                        its agent, every model
     a key from its first part on, or the
     table                                   everyone
 
@@ -234,10 +235,21 @@ class Unreadable:
         except StoreClosedError:
             raise
         except StorageError as error:
-            return self.note_table(error)
+            # One bad page is no bad table.
+            if (worse := self.table_error()) is not None:
+                return self.note_table(worse)
+            return self._note(key, error, f"{key} {type(error).__name__} {error}")
         if standing is not None:
             self.mend(key)
         return row
+
+    def rows(self, agent: str | None) -> list[Scope]:
+        """The keys that a stand-in of their own holds, of one agent or of all."""
+        return [
+            scope
+            for scope in sorted(self._standing)
+            if scope[1] != EVERY and agent in (None, scope[0])
+        ]
 
     def mend(self, scope: Scope) -> None:
         """Note that this scope can be read, or was replaced."""
@@ -277,7 +289,11 @@ class Unreadable:
             except StoreClosedError:
                 raise
             except StorageError as error:
-                self.note_table(error)
+                worse = self.table_error()
+                self.note_table(worse or error)
+                if worse is None:
+                    # What only this reading meets, only this reading can find mended.
+                    self._has_lost_keys = True
                 return True
             after = None
             for key, row in page:
@@ -322,7 +338,11 @@ class Unreadable:
         except StoreClosedError:
             raise
         except StorageError as error:
-            self.note_table(error)
+            if (worse := self.table_error()) is not None:
+                self.note_table(worse)
+                return
+            self._looked.add(agent)
+            self._note((agent, EVERY), error, f"{agent} {type(error).__name__} {error}")
             return
         self._looked.add(agent)
         if damaged:
@@ -333,14 +353,21 @@ class Unreadable:
 
     def _read_table(self) -> StandIn | None:
         """Read the table again, as far as it takes to see whether it can be read."""
+        error = self.table_error()
+        if error is not None:
+            return self.note_table(error)
+        self.mend((EVERY, EVERY))
+        return None
+
+    def table_error(self) -> StorageError | None:
+        """Why nothing of the table can be read; None where something can."""
         try:
             for _ in self._store.scan("waits", limit=1):
                 pass
         except StoreClosedError:
             raise
         except StorageError as error:
-            return self.note_table(error)
-        self.mend((EVERY, EVERY))
+            return error
         return None
 
     def note_table(self, error: StorageError) -> StandIn:

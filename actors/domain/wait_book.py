@@ -196,7 +196,8 @@ class WaitBook:
     def _any_unreadable(self, agent: str) -> StandIn | None:
         """What cannot be read of any of an agent's models."""
         for key, row in self._store.scan("waits", (agent,)):
-            if isinstance(row, UnreadableRecordError):
+            # Also where this reading could: the reading of one row may fail by itself.
+            if isinstance(row, UnreadableRecordError) or [type(part) for part in key] == [str, str]:
                 found = self.binding((agent, str(key[-1])))
                 if isinstance(found, StandIn):
                     return found
@@ -286,6 +287,7 @@ class WaitBook:
         if agent is not None and agent.startswith(ACCOUNT):
             return tuple(self._listed_accounts(agent.removeprefix(ACCOUNT)))
         found: dict[tuple[str, str], Wait] = {}
+        unread: list[ProviderWait] = []
         try:
             for key, row in self._store.scan("waits", () if agent is None else (agent,)):
                 if isinstance(row, Exception) or ("waits", key) in self._by_key:
@@ -295,12 +297,17 @@ class WaitBook:
         except StoreClosedError:
             raise
         except StorageError as error:
-            self.unreadable.note_table(error)
+            if (worse := self.unreadable.table_error()) is not None:
+                self.unreadable.note_table(worse)
+            elif agent is None:
+                unread.append(_unread(error, self._clock.now_ms()))
+        for key in self.unreadable.rows(agent):
+            self._list(found, key)
         for act in self.pending:
             if act.table == "waits" and agent in (None, act.key[0]):
                 self._list(found, act.key)
         return (
-            *self._listed_wide(agent),
+            *(self._listed_wide(agent) or unread),
             *(
                 ProviderWait(*key, wait.deadline_ms, wait.reason, wait.set_ms)
                 for key, wait in sorted(found.items())
@@ -341,6 +348,11 @@ class WaitBook:
             return None
         over = record.deadline_ms is not None and record.deadline_ms <= self._clock.now_ms()
         return None if over else record
+
+
+def _unread(error: StorageError, now_ms: int) -> ProviderWait:
+    reason = f"some of the recorded waits cannot be read: {error}"[:REASON_CHARS_MAX]
+    return ProviderWait(EVERY, EVERY, None, reason, now_ms)
 
 
 def _unread_account(account: str, model: str, error: StorageError, now_ms: int) -> ProviderWait:

@@ -220,6 +220,8 @@ class StoppedStore:
                 return ReleaseReport(released=())
             outcomes = self._store.commit(*self._requests(owner, lifted))
             if all(isinstance(outcome, Committed) for outcome in outcomes):
+                for wait in lifted:
+                    self._waits.unreadable.mend((wait.agent, wait.model))
                 return ReleaseReport(
                     released=tuple(
                         ReleasedReport(agent=wait.agent, model=wait.model, reach="recorded")

@@ -127,6 +127,46 @@ async def test_a_release_during_it_runs_its_agents_turn_and_survives_a_restart_t
         assert (await shown(ana))[-1] == "assistant: still"
 
 
+@pytest.mark.behaviour("R-17", "W-049")
+@pytest.mark.parametrize("how", ["a row", "the rows of an agent"])
+async def test_a_page_that_cannot_be_read_holds_its_agent_alone_and_is_told_of_once(
+    world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    get, scan, bad = LmdbStore.get, LmdbStore.scan, True
+    error = StoreIOError("a page is gone; nothing was read", path="store", errno=5)
+
+    def bad_get(store: LmdbStore, table: str, key: Any) -> Any:
+        if bad and table == "waits" and key[0] == "ana":
+            raise error
+        return get(store, table, key)
+
+    def bad_scan(store: LmdbStore, table: str, prefix: Any = (), **options: Any) -> Any:
+        if bad and how != "a row" and table == "waits" and prefix[:1] == ("ana",):
+            raise error
+        return scan(store, table, prefix, **options)
+
+    monkeypatch.setattr(LmdbStore, "get", bad_get)
+    monkeypatch.setattr(LmdbStore, "scan", bad_scan)
+    async with world.open() as runtime:
+        ana, bo = await world.add([reply("healed")]), await world.add([reply("ran")], "bo")
+        for agent in (ana, bo):
+            await agent.send("go")
+            await agent.wait_idle()
+        assert (await shown(bo))[-1] == "assistant: ran"
+        held = [("ana", "m" if how == "a row" else "*")]
+        for _ in range(24):
+            await trio.sleep(3_600)
+            assert world.state().held.cause == "unreadable"
+            assert [(wait.agent, wait.model) for wait in runtime.provider_waits()] == held
+            assert [(wait.agent, wait.model) for wait in runtime.provider_waits("ana")] == held
+        assert [(alert.agent, alert.model) for alert in runtime.alerts()] == held
+        bad = False
+        await trio.sleep(61)
+        await ana.wait_idle()
+        assert (await shown(ana))[-1] == "assistant: healed"
+        assert runtime.provider_waits() == ()
+
+
 @pytest.mark.behaviour("R-17")
 async def test_a_damaged_key_on_disk_holds_its_agent_until_it_is_released(
     world: World, virtual_time: MockClock
