@@ -173,7 +173,10 @@ class Accounts:
         except StoreClosedError:
             raise
         except StorageError as error:
-            return Wall(None, f"the account's wait cannot be read: {error}"), False
+            reason = f"the account's wait cannot be read: {error}"[:REASON_CHARS_MAX]
+            self._book.episodes.begin(f"{ACCOUNT}{account}", scope, reason)
+            return Wall(None, reason), False
+        self._book.episodes.end(f"{ACCOUNT}{account}", scope)
         if isinstance(record, Wait) and (
             record.deadline_ms is None or record.deadline_ms > self._clock.now_ms()
         ):

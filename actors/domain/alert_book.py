@@ -27,6 +27,7 @@ from .archive_book import NUMBER_MAX, PAGE_MAX
 from .errors import InvalidInputError
 from .ingress import clean_text
 from .limits import ALERT_PAST_MS
+from .wait_book import ACCOUNT
 
 NAME: Final = "alerts"
 EVERY: Final = "*"
@@ -183,7 +184,12 @@ def alert_text(raised: RaiseAlert, directory: str) -> str:
             f"resumed; what was sent to it stays. Mend the cause, then resume_agent({agent!r})."
         )
     elif raised.cause == "unreadable":
-        whom = "No agent calls" if agent == FRAMEWORK else f"Agent {agent} does not call"
+        if agent == FRAMEWORK:
+            whom = "No agent calls"
+        elif agent.startswith(ACCOUNT):
+            whom = f"No agent of {agent} calls"
+        else:
+            whom = f"Agent {agent} does not call"
         what = "any model" if model == EVERY else f"model {model}"
         text = (
             f"{whom} {what}: {reason}. This ends when the records can be read again, and not by "

@@ -19,13 +19,14 @@ from abeyance.actors.providers.stated import StatedWait, WaitEnds, WaitKind, Wai
 from abeyance.actors.testing import Gate, ScriptedProvider, WallClock, fail, reply
 from abeyance.actors.testing.scripted import raise_
 from abeyance.storage import codec
-from abeyance.storage.errors import StoreIOError
+from abeyance.storage.errors import StoreIOError, UnreadableRecordError
 from abeyance.storage.lmdb_store import LmdbStore
 from abeyance.storage.store import Key, Put, Request, Row
 from abeyance.storage.tables.waits import Wait, WaitReleased
 
 from .books import SECOND, open_books
 from .desk import DeskStore, rows
+from .test_alerts import settled
 from .test_auxiliary import ask
 from .world import World, shown, until
 
@@ -306,6 +307,42 @@ def test_a_fingerprint_tells_keys_and_stores_apart_and_holds_no_key() -> None:
     assert len(marks) == 4
     assert all(len(mark) == 32 and "sk-" not in mark for mark in marks)
     assert fingerprint("sk-1", "a") == fingerprint("sk-1", "a")
+
+
+@pytest.mark.behaviour("R-35")
+async def test_a_wall_that_cannot_be_read_is_told_of_once_an_episode_until_it_is_released(
+    world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get, damaged = LmdbStore.get, True
+
+    def bad_get(store: LmdbStore, table: str, key: Any) -> Any:
+        if damaged and table == "account_waits" and key[-1] == "m":
+            cause = "damaged"
+            raise UnreadableRecordError("it is damaged", table=table, key=key, cause=cause)
+        return get(store, table, key)
+
+    monkeypatch.setattr(LmdbStore, "get", bad_get)
+    async with world.open(account_waits=True) as runtime:
+        bo = await add(world, "bo", reply("bo"))
+        cy = await add(world, "cy", reply("cy"), model="n")
+        for agent in (bo, cy):
+            await agent.send("go")
+            await agent.wait_idle()
+        assert [world.state(name).state for name in ("bo", "cy")] == ["held", "idle"]
+        await trio.sleep(310)  # Ten times it is looked at again.
+        (alert,) = await settled(world)
+        account = ACCOUNT + fingerprint("k", runtime._store_id)
+        assert (alert.kind, alert.agent, alert.model) == ("provider_wait", account, "m")
+        assert f"No agent of {account} calls model m" in alert.text
+        assert f"--model=m {world.directory} {account}" in alert.text
+        damaged = False
+        await trio.sleep(31)
+        await bo.wait_idle()
+        assert (await shown(bo))[-1] == "assistant: bo"
+        damaged = True
+        await bo.send("again")
+        await bo.wait_idle()
+        assert len(await settled(world)) == 2
 
 
 # -- the line ------------------------------------------------------------------------------------
