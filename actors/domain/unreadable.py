@@ -27,7 +27,7 @@ Runs in: the loop thread. Noted by whoever reads; overrides are made by the ledg
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Final, NamedTuple, Protocol
 
 import trio
@@ -281,6 +281,20 @@ class Unreadable:
 
         A checkpoint a slice of rows. Cancelled: what was found before stands.
         """
+        slices = self._slices()
+        while True:
+            try:
+                next(slices)
+            except StopIteration as end:
+                return bool(end.value)
+            await trio.lowlevel.checkpoint()
+
+    def look_over_at_once(self) -> None:
+        """The same for who runs no loop. Blocks for as long as the table is long."""
+        for _ in self._slices():
+            pass
+
+    def _slices(self) -> Generator[None, None, bool]:
         lost: dict[bytes, str] = {}
         after: Key | None = None
         while True:
@@ -309,7 +323,7 @@ class Unreadable:
             # A whole slice of damaged keys cannot be gone on from; it holds everyone anyway.
             if after is None or len(page) < ROWS_A_SLICE:
                 break
-            await trio.lowlevel.checkpoint()
+            yield
         if lost:
             reason = f"{len(lost)} or more have a damaged key that names no agent"
             what = " ".join(f"{raw.hex()} {cause}" for raw, cause in sorted(lost.items()))

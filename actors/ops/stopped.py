@@ -23,7 +23,7 @@ from abeyance.actors.domain.alert_book import Alert, check_after, read_alerts
 from abeyance.actors.domain.archive_book import Kind, check_number, check_page, read_archive
 from abeyance.actors.domain.errors import AgentOwnedElsewhereError, UnknownAgentError
 from abeyance.actors.domain.ingress import check_name
-from abeyance.actors.domain.wait_book import ProviderWait, WaitBook
+from abeyance.actors.domain.wait_book import ACCOUNT, ProviderWait, WaitBook
 from abeyance.storage.check import check
 from abeyance.storage.codec import encode
 from abeyance.storage.errors import UnreadableRecordError
@@ -108,6 +108,7 @@ class StoppedStore:
             StorageError: The store cannot be read.
         """
         meta = self._store.get("meta", ("store",))
+        self._waits.unreadable.look_over_at_once()
         waits = self._waits.listing()
         return StatusReport(
             directory=os.fspath(self._directory.absolute()),
@@ -137,7 +138,8 @@ class StoppedStore:
         )
 
     def waits(self, agent: str | None = None) -> tuple[WaitReport, ...]:
-        """The binding waits of one agent, or of all."""
+        """The binding waits of one agent, or of all; on `*` what holds as it cannot be read."""
+        self._waits.unreadable.look_over_at_once()
         return tuple(WaitReport(**wait._asdict()) for wait in self._waits.listing(agent))
 
     def entries(
@@ -198,13 +200,15 @@ class StoppedStore:
             UnknownAgentError: No such agent and no wait of one; nothing was released.
             AgentOwnedElsewhereError: A live process owns it; nothing was released.
             ReleaseContestedError: Another process wrote the same rows again and again.
-            NeedsHostError: The agent is held by a quota without an instant; nothing was released.
+            NeedsHostError: It is a credential, or the agent is held by a quota without an instant
+                or by keys that cannot be read; nothing was released.
             StorageError: The commit failed; nothing was released.
         """
         check_name(agent, "agent")
         if model != EVERY_MODEL:
             check_name(model, "model")
         self._owner_guard(agent)
+        self._waits.unreadable.look_over_at_once()
         if self._store.get("agents", (agent,)) is None and not self._waits.listing(agent):
             raise UnknownAgentError(
                 f"no agent {agent!r} in this store and no wait of one; nothing was released; "
@@ -214,6 +218,7 @@ class StoppedStore:
         for _ in range(ATTEMPTS_MAX):
             # Each time anew: a host may have claimed the agent since, and read its waits already.
             owner = self._owner_guard(agent)
+            self._refuse_what_is_no_row(agent, model)
             lifted = [w for w in self._waits.listing(agent) if model in (EVERY_MODEL, w.model)]
             if not lifted:
                 self._refuse_quota(agent, model)
@@ -335,6 +340,21 @@ class StoppedStore:
             Request(guards=tuple(guards), deletes=deletes),
             Request(guards=gone, puts=tuple(puts), appends=tuple(appends)),
         ]
+
+    def _refuse_what_is_no_row(self, agent: str, model: str) -> None:
+        if agent.startswith(ACCOUNT):
+            raise NeedsHostError(
+                f"{agent!r} is a credential, whose waits hold whichever agents call with it; "
+                "nothing was released; start a host of them, then release",
+                field="agent",
+            )
+        stand_in = self._waits.unreadable.wide(agent)
+        if stand_in is not None and not self._waits.unreadable.lifted(agent, model, stand_in):
+            raise NeedsHostError(
+                f"agent {agent!r} is held by waits whose keys cannot be read, and no row here can "
+                "be released instead; nothing was released; start its host, then release",
+                field="agent",
+            )
 
     def _refuse_quota(self, agent: str, model: str) -> None:
         _, turn = self._open_turn(agent)

@@ -116,6 +116,66 @@ async def test_release_on_a_stopped_store_is_found_by_the_next_start(
     assert len(provider.requests) == 1
 
 
+def spoil_key(state: Path, other: bytes | None) -> None:
+    """Cut ana's row of the waits off its key on disk, or put another key there."""
+    with lmdb.open(str(state / "store"), max_dbs=64, map_size=2**30) as environment:
+        table = environment.open_db(b"waits", create=False)
+        with environment.begin(write=True, db=table) as transaction:
+            key = encode_key((str, str), ("ana", "m1"))
+            transaction.put(other or key[:-1], transaction.pop(key))
+
+
+@pytest.mark.behaviour("W-046")
+@pytest.mark.parametrize("other", [None, b"\xff\xff"], ids=["its agent's", "nobody's"])
+async def test_damaged_key_is_listed_on_a_stopped_store_at_once(
+    state: Path, other: bytes | None
+) -> None:
+    await hold(state)
+    spoil_key(state, other)
+    for look in (StoppedStore.waits, lambda store: store.status().waits):
+        store = StoppedStore(state)
+        shown = [(wait.agent, wait.model) for wait in look(store)]
+        assert shown == [("*" if other else "ana", "*")]
+        store.close()
+
+
+@pytest.mark.behaviour("W-114")
+@pytest.mark.parametrize("model", ["*", "m1"], ids=["every model", "one model"])
+@pytest.mark.parametrize("other", [None, b"\xff\xff"], ids=["its agent's", "nobody's"])
+async def test_release_of_what_has_a_damaged_key_is_refused_on_a_stopped_store(
+    state: Path, other: bytes | None, model: str
+) -> None:
+    await hold(state)
+    spoil_key(state, other)
+    store = StoppedStore(state, writing=True)
+    with pytest.raises(NeedsHostError, match="nothing was released; start its host"):
+        store.release("ana", model)
+    assert [(wait.agent, wait.model) for wait in store.waits("ana")] == [("ana", "*")]
+    assert not [line for line in rows_of(store, "log") if line.event == "wait_released"]
+    store.close()
+
+
+@pytest.mark.behaviour("W-114")
+async def test_release_of_a_credential_on_a_stopped_store_is_refused(state: Path) -> None:
+    async with open_runtime(state, control=False, account_waits=True) as runtime:
+        provider = ScriptedProvider([fail(429, retry_after=7_200)], key="k")
+        ana = await runtime.add_agent(spec(provider))
+        await ana.send("hello")
+        await ana.wait_idle()
+    store = StoppedStore(state, writing=True)
+    before = store.waits()
+    account = next(wait.agent for wait in before if wait.agent.startswith("account:"))
+    with pytest.raises(NeedsHostError, match="is a credential"):
+        store.release(account)
+    assert store.waits() == before
+    assert not [line for line in rows_of(store, "log") if line.event == "wait_released"]
+    store.close()
+
+
+def rows_of(store: StoppedStore, table: str) -> list[Any]:
+    return [row.record for _, row in store._store.scan(table)]  # type: ignore[union-attr]
+
+
 async def test_release_on_a_stopped_store_writes_what_a_ledger_writes(state: Path) -> None:
     await hold(state)
     store = StoppedStore(state, writing=True)
