@@ -29,6 +29,8 @@ Content: TypeAlias = str | Block | Mapping[str, Any] | Sequence[Block | Mapping[
 """What `send` takes: text, a block, or blocks (as structs or as plain mappings)."""
 
 RESERVED_NAMES: Final = frozenset({"*", "framework"})
+ACCOUNT_PREFIX: Final = "account:"
+"""What waits of accounts are listed and released under; no agent's name begins so."""
 MESSAGE_BYTES_MAX: Final = 16 * 1024 * 1024
 DEPTH_MAX: Final = 64
 """Levels of a block, from the block itself; well inside what the packer and JSON readers take."""
@@ -66,6 +68,19 @@ def check_name(value: object, field: str, *, reserved: bool = True) -> str:
     if reserved and identity(value) in RESERVED_NAMES:
         raise InvalidNameError(field, f"{value!r} is reserved")
     return value if type(value) is str else str.__str__(value)
+
+
+def check_agent_name(value: object, field: str) -> str:
+    """Return the name of an agent that is to be, or refuse it.
+
+    Raises:
+        InvalidNameError: As `check_name`; or it begins like the place under which waits of
+            accounts are listed and released.
+    """
+    name = check_name(value, field)
+    if identity(name).startswith(ACCOUNT_PREFIX):
+        raise InvalidNameError(field, f"must not begin with {ACCOUNT_PREFIX!r}, which is reserved")
+    return name
 
 
 def _is_plain(name: str) -> bool:

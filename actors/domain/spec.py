@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from abeyance.actors.providers.port import Provider
 
 from .errors import InvalidSpecError
-from .ingress import check_name
+from .ingress import check_agent_name, check_name
 from .policy import ErrorPolicy, Pacing, ProviderHold
 from .tools import Tool, check_tools
 from .turn import TurnSettings
@@ -52,7 +52,7 @@ def check_spec(spec: object) -> TurnSettings:
     """
     if not isinstance(spec, AgentSpec):
         raise InvalidSpecError("spec", f"must be an AgentSpec, not {type(spec).__name__}")
-    check_name(spec.name, "name")
+    check_agent_name(spec.name, "name")
     check_name(spec.model, "model")
     if not isinstance(getattr(spec.provider, "carries_injections", None), bool):
         raise InvalidSpecError("provider.carries_injections", "must be declared as True or False")

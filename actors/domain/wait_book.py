@@ -23,12 +23,13 @@ from abeyance.storage.store import Row, Store
 from abeyance.storage.tables.fields import REASON_CHARS_MAX
 from abeyance.storage.tables.waits import Override, Wait, WaitReleased
 
+from .ingress import ACCOUNT_PREFIX
 from .limits import RECHECK_MS as RECHECK_MS
 from .unreadable import EVERY, LAPSED, Overrides, StandIn, Unreadable
 from .unreadable import Episodes as Episodes
 from .unreadable import WaitWatcher as WaitWatcher
 
-ACCOUNT: Final = "account:"
+ACCOUNT: Final = ACCOUNT_PREFIX
 """An account's waits are listed and released under this and its fingerprint, as an agent's are."""
 ACCOUNT_TABLE: Final = "account_waits"
 HoldCause: TypeAlias = Literal["wait", "unreadable", "quota", "cooldown", "host", "account"]

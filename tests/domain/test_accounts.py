@@ -10,7 +10,7 @@ from trio.testing import MockClock
 
 from abeyance.actors import AgentSpec
 from abeyance.actors.domain.accounts import Accounts
-from abeyance.actors.domain.errors import CallDeferredError
+from abeyance.actors.domain.errors import CallDeferredError, InvalidNameError
 from abeyance.actors.domain.protocol import Admit, RecordWait, ReleasedWait, Settle
 from abeyance.actors.domain.wait_book import ACCOUNT, WaitBook
 from abeyance.actors.providers.credentials import fingerprint
@@ -300,6 +300,20 @@ async def test_walls_that_cannot_be_read_hold_until_they_read_again_without_an_o
             assert (await shown(agent))[-1] == "assistant: healed"
         assert calls(world) == [1, 1]
         assert runtime.provider_waits() == ()
+
+
+@pytest.mark.behaviour("R-35")
+@pytest.mark.parametrize("name", ["account:abc", "account:", "Account:abc", "\uff41ccount:abc"])
+async def test_an_agent_is_refused_whose_name_would_shadow_an_account(
+    world: World, virtual_time: MockClock, name: str
+) -> None:
+    async with world.open() as runtime:
+        with pytest.raises(InvalidNameError) as caught:
+            await add(world, name)
+        assert caught.value.field == "name"
+        assert runtime.status().agents == ()
+        await add(world, "accounts:abc")
+        await add(world, "my account:abc")
 
 
 def test_a_fingerprint_tells_keys_and_stores_apart_and_holds_no_key() -> None:
