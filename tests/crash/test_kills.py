@@ -18,7 +18,7 @@ from abeyance.storage.tables.waits import Wait
 pytest.importorskip("anthropic")
 
 ROOT = Path(__file__).parents[2]
-KILLS = 12
+KILLS = 6
 
 
 @dataclass

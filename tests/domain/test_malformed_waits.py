@@ -68,9 +68,6 @@ SHAPES: dict[str, tuple[str, Any]] = {
     "bytes for a reason": ("wait", WAIT | {"reason": b"w"}),
     "a reason beyond its bound": ("wait", WAIT | {"reason": "w" * (REASON_CHARS_MAX + 1)}),
     "an act with no name": ("wait", WAIT | {"act": ""}),
-    "a release at no instant": ("wait_released", without(RELEASED, "at_ms")),
-    "a release by nobody": ("wait_released", without(RELEASED, "by")),
-    "a release whose instant is text": ("wait_released", RELEASED | {"at_ms": "now"}),
     "an unknown kind": ("paused", WAIT),
     "another table's kind": ("alerted", {"episode": "e"}),
 }
