@@ -83,7 +83,8 @@ def find_or_create(
         refuse_missing(state)
     _refuse_foreign(state, "name an empty or a new directory")
     if not state.exists():
-        state.mkdir(mode=DIRECTORY_MODE, parents=True)
+        # Another process may be faster by a moment; which of them fills it, the lock decides.
+        state.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
         sync_directory(state.parent)
     lock = FileLock(state)
     try:

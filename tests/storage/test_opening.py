@@ -587,3 +587,20 @@ def test_a_store_opened_while_its_last_process_dies_is_sound(state: Path, spawn:
     store = _open(state)
     assert len(list(store.scan("wakes"))) >= 500
     store.close()
+
+
+def test_directory_that_another_process_makes_at_the_same_moment_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = tmp_path / "state"
+    exists = Path.exists
+
+    def made_meanwhile(path: Path) -> bool:
+        found = exists(path)
+        if path == state and not found:
+            state.mkdir()
+        return found
+
+    monkeypatch.setattr(Path, "exists", made_meanwhile)
+    store = _open(state)
+    store.close()
