@@ -1,4 +1,4 @@
-"""`./dev removals [ID ...]`: delete each guard of `tests/removals.toml` and see its test fail.
+"""`./dev removals [ID ...]`: delete each guard of `tests/removals/*.toml` and see its test fail.
 
 A tag on a test proves nothing; a test that passes without the code it is about proves less. Each
 removal is tried in a copy of the project: the test must pass there unchanged, and fail by what the

@@ -1,4 +1,21 @@
-"""`tests/removals.toml`: which guard each promise stands on, and what is wrong with the file.
+"""`tests/removals/*.toml`: which guard each promise stands on, and what is wrong with the files.
+
+There is a file for each part of the project, so that parts change side by side; which file a
+removal is in means nothing, and a new one stands beside those of the same test. It has:
+
+    [[removal]]
+    ids   the ids of docs/behaviours.md that the test proves; it carries each as a mark. Without
+          ids the removal is of a statement of docs/semantics.md that names the test.
+    file  where the guard stands
+    old   a snippet that occurs in that file exactly once
+    new   what stands there when the guard is deleted or turned round; it must parse
+    test  a node id, with [case] where one case is meant
+    note  optional
+
+Several removals may be of one id. An id that no removal proves is named with the reason:
+
+    [untried]
+    W-000 = "why not"
 
 I1: a removal that is returned names a snippet that is in its file exactly once, parses with the
     replacement in its place, and a test that is there.
@@ -133,29 +150,35 @@ def _entry(raw: dict[str, Any]) -> Removal | str:
 
 
 def read(root: Path) -> Table:
-    """Read and check the table of the project at `root`.
+    """Read and check the tables of the project at `root`, as one.
 
     Raises:
         MalformedError: Something of it cannot be tried; all of that is listed.
     """
-    try:
-        raw = tomllib.loads((root / "tests" / "removals.toml").read_text("utf-8"))
-    except (OSError, tomllib.TOMLDecodeError) as exc:
-        raise MalformedError([f"tests/removals.toml: {exc}"]) from exc
-    problems: list[str] = [f"unknown table {k}" for k in raw if k not in ("removal", "untried")]
+    files = sorted((root / "tests" / "removals").glob("*.toml"))
+    problems: list[str] = [] if files else ["tests/removals: there is no table"]
     removals: list[Removal] = []
+    untried: dict[str, str] = {}
     promised = set(_ID.findall(_page(root, "behaviours.md")))
-    for number, item in enumerate(raw.get("removal", []), 1):
-        entry = _entry(item)
-        if isinstance(entry, str):
-            problems.append(f"removal {number}: {entry}")
+    for path in files:
+        name = path.relative_to(root).as_posix()
+        try:
+            raw = tomllib.loads(path.read_text("utf-8"))
+        except (OSError, ValueError) as exc:
+            problems.append(f"{name}: {exc}")
             continue
-        removals.append(entry)
-        where = f"removal {number} ({entry.label})"
-        unknown = [i for i in entry.ids if i not in promised]
-        problems += [f"{where}: unknown id {i}" for i in unknown]
-        problems += [f"{where}: {problem}" for problem in _problems_of(entry, root)]
-    untried: dict[str, str] = raw.get("untried", {})
+        problems += [f"{name}: unknown table {k}" for k in raw if k not in ("removal", "untried")]
+        untried |= raw.get("untried", {})
+        for number, item in enumerate(raw.get("removal", []), 1):
+            entry = _entry(item)
+            if isinstance(entry, str):
+                problems.append(f"{name}: removal {number}: {entry}")
+                continue
+            removals.append(entry)
+            where = f"{name}: removal {number} ({entry.label})"
+            unknown = [i for i in entry.ids if i not in promised]
+            problems += [f"{where}: unknown id {i}" for i in unknown]
+            problems += [f"{where}: {problem}" for problem in _problems_of(entry, root)]
     tried = {i for removal in removals for i in removal.ids}
     for id_, reason in untried.items():
         if id_ not in promised:

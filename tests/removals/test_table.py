@@ -22,7 +22,7 @@ def test_every_removal_names_one_place_of_the_code_and_a_test_that_is_there() ->
 def test_every_marked_behaviour_has_a_removal_or_a_reason_why_not() -> None:
     table = read(ROOT)
     named = {id_ for removal in table.removals for id_ in removal.ids} | set(table.untried)
-    assert sorted(set(marked(ROOT)) - named) == [], "name each in tests/removals.toml"
+    assert sorted(set(marked(ROOT)) - named) == [], "name each in one of tests/removals/*.toml"
 
 
 GUARDED = """
@@ -50,13 +50,13 @@ def test_never_passes():
 
 
 def _project(where: Path, table: str) -> Path:
-    (where / "tests").mkdir()
+    (where / "tests" / "removals").mkdir(parents=True)
     (where / "docs").mkdir()
     (where / "docs" / "behaviours.md").write_text("| W-001 | x |\n| W-002 | x |\n| W-003 | x |\n")
     (where / "docs" / "semantics.md").write_text("(`test_few_are_admitted`, `test_never_passes`)\n")
     (where / "guarded.py").write_text(GUARDED)
     (where / "tests" / "test_guarded.py").write_text(TESTS)
-    (where / "tests" / "removals.toml").write_text(table)
+    (where / "tests" / "removals" / "one.toml").write_text(table)
     (where / "pytest.ini").write_text("[pytest]\npythonpath = .\nmarkers =\n behaviour\n slow\n")
     return where
 
@@ -104,6 +104,26 @@ def test_removal_that_its_test_survives_ends_the_command_with_1(tmp_path: Path) 
     assert "SURVIVES W-001" not in said
 
 
+def test_tables_of_several_files_are_tried_as_one(tmp_path: Path) -> None:
+    project = _project(tmp_path, GOOD)
+    second = _entry("return count", "return 0", "test_few_are_admitted", '"W-002"')
+    (project / "tests" / "removals" / "two.toml").write_text(
+        second + '[untried]\nW-003 = "nothing to delete"\n'
+    )
+    code, said, report = _removals(project)
+    assert code == 0, said
+    assert "2 of 2 removals fail their test" in said
+    assert report["untried"] == {"W-003": "nothing to delete"}
+
+
+def test_project_without_a_table_ends_the_command_with_2(tmp_path: Path) -> None:
+    project = _project(tmp_path, GOOD)
+    (project / "tests" / "removals" / "one.toml").unlink()
+    code, said, _ = _removals(project)
+    assert code == 2
+    assert "there is no table" in said
+
+
 @pytest.mark.parametrize(
     ("table", "said"),
     [
@@ -115,7 +135,7 @@ def test_removal_that_its_test_survives_ends_the_command_with_1(tmp_path: Path) 
         pytest.param(GOOD.replace("_refused", "_lost"), "there is no test", id="no-test"),
         pytest.param(GOOD.replace("'guarded.py'", "'gone.py'"), "there is no file", id="no-file"),
         pytest.param(GOOD.replace("ids =", "id ="), "unknown field id", id="unknown-field"),
-        pytest.param("[[removal]\n", "tests/removals.toml", id="not-toml"),
+        pytest.param("[[removal]\n", "tests/removals/one.toml: Expected", id="not-toml"),
         pytest.param(GOOD + '[untried]\nW-002 = ""\n', "W-002 has no reason", id="no-reason"),
         pytest.param(
             _entry("count > 3", "count > 9", "test_too_many_are_refused"),
