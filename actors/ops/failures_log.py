@@ -7,6 +7,8 @@ Invariants:
     I1  A file is never wider than 0600, and never longer than `FILE_BYTES_MAX` by more than a line.
     I2  Of several processes one writes or turns over at a time, under a lock of the file itself.
     I3  A line begins on a line of its own, also behind one that a death cut off.
+    I4  Whoever is cancelled while its line is being written is told that it stands, once it does:
+        else a stop at that moment would have the next opening write it again.
 
 Lines are written by a thread: the loop waits for no disk.
 """
@@ -28,6 +30,8 @@ FILE_MODE: Final = 0o600
 FILE_BYTES_MAX: Final = 1_048_576
 FILES_MAX: Final = 4
 """The current one and the earlier ones."""
+WRITE_S_MAX: Final = 5.0
+"""How long a line may take, also to whoever is cancelled meanwhile."""
 ATTEMPTS_MAX: Final = 20
 """Of opening a file that another process turns over meanwhile."""
 
@@ -48,21 +52,29 @@ class FailuresLog:
         self._limiter = trio.CapacityLimiter(1)
 
     async def deliver(self, alert: Alert) -> None:
-        """Append a line. A checkpoint. Cancelled: the line may still be written.
+        """Append a line. A checkpoint. Cancelled before it begins: nothing is written.
+
+        Cancelled later it ends as if it had not been, within `WRITE_S_MAX`.
 
         Raises:
-            AlertNotDeliveredError: The file takes no line.
+            AlertNotDeliveredError: The file takes no line, or not in time: then the line may still
+                be written.
         """
+        await trio.lowlevel.checkpoint_if_cancelled()
         line = line_of(alert.as_json())
-        try:
-            await trio.to_thread.run_sync(
-                self.append, line, abandon_on_cancel=True, limiter=self._limiter
-            )
-        except OSError as error:
-            raise AlertNotDeliveredError(
-                f"{FILE_NAME} takes no line ({error.strerror or type(error).__name__}); the alert "
-                "stands in the store; mend the state directory"
-            ) from error
+        why, cause = f"not within {WRITE_S_MAX:g} s", None
+        with trio.move_on_after(WRITE_S_MAX, shield=True):
+            try:
+                await trio.to_thread.run_sync(
+                    self.append, line, abandon_on_cancel=True, limiter=self._limiter
+                )
+                return
+            except OSError as error:
+                why, cause = error.strerror or type(error).__name__, error
+        raise AlertNotDeliveredError(
+            f"{FILE_NAME} takes no line ({why}); the alert stands in the store; mend the state "
+            "directory"
+        ) from cause
 
     def append(self, line: bytes) -> None:
         """Write one line, turning the file over first where it would grow too long. Blocks.

@@ -9,9 +9,11 @@ import threading
 from pathlib import Path
 
 import pytest
+import trio
+from trio.testing import MockClock
 
 from abeyance.actors import Alert, AlertNotDeliveredError
-from abeyance.actors.ops.failures_log import FILE_NAME, FILES_MAX, FailuresLog, line_of
+from abeyance.actors.ops.failures_log import FILE_NAME, FILES_MAX, WRITE_S_MAX, FailuresLog, line_of
 
 
 def alert(number: int = 1, text: str = "t") -> Alert:
@@ -77,6 +79,59 @@ def test_failures_log_that_is_readable_by_others_is_made_private(tmp_path: Path)
     (tmp_path / FILE_NAME).touch(0o644)
     FailuresLog(tmp_path).append(line_of({"id": 2}))
     assert stat.S_IMODE((tmp_path / FILE_NAME).stat().st_mode) == 0o600
+
+
+class Held(FailuresLog):
+    """Its thread writes the line and does not come back until it is let go."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.written = threading.Event()
+        self.go = threading.Event()
+
+    def append(self, line: bytes) -> None:
+        super().append(line)
+        self.written.set()
+        self.go.wait(60)
+
+
+async def test_failures_log_that_is_cancelled_while_its_line_is_written_has_delivered_it(
+    tmp_path: Path,
+) -> None:
+    log = Held(tmp_path)
+    delivered = []
+
+    async def deliver() -> None:
+        await log.deliver(alert())
+        delivered.append(len((tmp_path / FILE_NAME).read_text().splitlines()))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(deliver)
+        await trio.to_thread.run_sync(log.written.wait, 60)
+        nursery.cancel_scope.cancel()
+        log.go.set()
+    assert delivered == [1]
+
+
+async def test_failures_log_that_is_cancelled_before_it_begins_writes_nothing(
+    tmp_path: Path,
+) -> None:
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await FailuresLog(tmp_path).deliver(alert())
+    assert scope.cancelled_caught
+    assert not (tmp_path / FILE_NAME).exists()
+
+
+async def test_failures_log_whose_disk_hangs_says_so_in_time_also_to_who_is_cancelled(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    log = Held(tmp_path)
+    with trio.CancelScope(deadline=1.0):
+        with pytest.raises(AlertNotDeliveredError, match=r"takes no line \(not within 5 s\)"):
+            await log.deliver(alert())
+        assert trio.current_time() == WRITE_S_MAX
+    log.go.set()
 
 
 @pytest.mark.parametrize("kind", ["link", "directory"])
