@@ -22,12 +22,12 @@ from abeyance.storage.tables.agents import Agent as AgentRecord
 from .core import ActorSystem, ChildSpec, Supervisor, SupervisorSpec
 from .core.clock import Clock
 from .core.errors import ChildStartError
-from .domain.accounts import Accounts
+from .domain.accounts import Account, Accounts
 from .domain.agent import Agent, AgentView
 from .domain.alert_book import AlertDesk
 from .domain.auxiliary import Auxiliary
 from .domain.errors import AgentExistsError, AgentOwnedElsewhereError, not_stored
-from .domain.gate import Account, Gate
+from .domain.gate import Gate
 from .domain.slot import Slot, SlotView
 from .domain.slot_messages import AgentKind
 from .domain.slot_rows import check_agent_rows
@@ -200,6 +200,7 @@ class Groups:
         parking: Parking,
     ) -> Member:
         name, slot, agent_view = settings.name, slot_group.refs["slot"], AgentView()
+        account = self._account(settings)
 
         def agent_args(refs: Any) -> tuple[Any, ...]:
             seams = TurnSeams(
@@ -222,7 +223,7 @@ class Groups:
                     ChildSpec(
                         "gate",
                         Gate,
-                        (name, self._ledger, self._waits, self._clock, self._account(settings)),
+                        (name, self._ledger, self._waits, self._clock, account),
                         name=f"gate:{name}",
                     ),
                     ChildSpec("agent", Agent, agent_args, name=f"agent:{name}"),
@@ -242,5 +243,5 @@ class Groups:
             agent_view,
             group,
             parking,
-            Auxiliary(settings, group.refs["gate"], self._clock),
+            Auxiliary(settings, group.refs["gate"], self._ledger, self._clock, account),
         )

@@ -299,8 +299,8 @@ async def _admission(scale: Scale, waits: int) -> Spread:
         where = Path(folder) / "state"
         record_waits(where, waits)
         async with open_runtime(where, control=False) as runtime:
-            host = _Host(runtime)
-            await host.busy_agent()
+            # Without a turn: a gate parks one call for as long as another is out.
+            await runtime.add_agent(AgentSpec(name="agent-1", provider=_Busy(), model="m"))
             ref: Any = runtime._members["agent-1"].group.refs["gate"]
             figures = []
             count = 500 if scale.quick else 5000

@@ -229,3 +229,10 @@ class Accounts:
                     ref.tell_internal(Due(agent))
                     return
             del line.waiting[agent]
+
+
+class Account(NamedTuple):
+    """The credential of an agent's provider, where its walls are kept."""
+
+    name: str
+    book: Accounts

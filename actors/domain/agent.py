@@ -33,6 +33,7 @@ from .protocol import (
     CloseAdmission,
     Due,
     ForgetInstant,
+    HoldByQuota,
     LiftPauses,
     Peek,
     WaitLifted,
@@ -193,6 +194,7 @@ class Agent(TrioActor):
             self._hold(Deferral(held.agent, held.model, None, "held before this start", cause))
             self._look_again()
         else:
+            self._seams.gate.tell(HoldByQuota(None))
             self._start()
 
     def _start(self) -> None:
@@ -276,6 +278,8 @@ class Agent(TrioActor):
             self._hold(outcome.deferral, turn.start.turn)
         else:
             self.kept.streak.clear()
+            if turn.calls.awaits_release:  # It was cut off on the way to its hold.
+                self._seams.gate.tell(HoldByQuota(None))
         # Ahead of the next start: what a rewind takes out, no later turn is to see.
         self._rewinding.turn_over(outcome.rewound if isinstance(outcome, TurnEnded) else None)
         if self.kept.stopping:
@@ -301,6 +305,8 @@ class Agent(TrioActor):
 
     def _hold(self, deferral: Deferral, turn: int | None = None) -> None:
         self._view.activity, self._view.held = "held", deferral
+        if deferral.cause == "quota":
+            self._seams.gate.tell(HoldByQuota(deferral.model, deferral.reason))
         if deferral.cause == "quota" and turn is not None and self._seams.alerts is not None:
             name, at_ms = self._settings.name, self._seams.clock.now_ms()
             self._seams.alerts.quota(name, deferral.model, turn, deferral.reason, at_ms)
@@ -317,6 +323,8 @@ class Agent(TrioActor):
     def _end_hold(self) -> None:
         held, self._view.held = self._view.held, None
         assert held is not None
+        if held.cause == "quota":
+            self._seams.gate.tell(HoldByQuota(None))
         self.emit(events.HoldEnded, agent=self._settings.name, model=held.model, cause=held.cause)
 
     def _watch_hold(self) -> None:

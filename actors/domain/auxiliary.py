@@ -6,7 +6,7 @@ is held, never runs beside a turn's call, and what it states binds the agent's t
 Invariants:
     I1  No auxiliary call without a permit of its agent's gate; a held one reaches no wire.
     I2  However it ends, its permit is settled, and the wait it stated is recorded before its caller
-        learns of it.
+        learns of it; by the ledger itself where the gate has ended, as with its agent.
 
 Runs in: the caller's task, on the loop thread.
 """
@@ -22,11 +22,13 @@ from abeyance.actors.core.clock import Clock
 from abeyance.actors.core.errors import ActorDeadError
 from abeyance.actors.providers.port import ModelReply, ModelRequest, Permit, permitted
 
+from .accounts import Account
 from .call import give_back, look_away
 from .errors import AdmissionClosedError, CallDeferredError, InvalidInputError
 from .foreign import failure_of, reply_of
 from .ingress import check_name
 from .protocol import Admit, Settle
+from .statements import statement_of
 from .verdict import Streak, judge
 from .wait_book import Deferral
 
@@ -37,10 +39,19 @@ if TYPE_CHECKING:
 class Auxiliary:
     """The auxiliary calls of one agent."""
 
-    def __init__(self, settings: TurnSettings, gate: Any, clock: Clock) -> None:
+    def __init__(
+        self,
+        settings: TurnSettings,
+        gate: Any,
+        ledger: Any,
+        clock: Clock,
+        account: Account | None = None,
+    ) -> None:
         self._settings = settings
         self._gate = gate
+        self._ledger = ledger
         self._clock = clock
+        self._account = account
         self._streak = Streak()
         self._failures = 0
 
@@ -119,11 +130,24 @@ class Auxiliary:
             now_ms=self._clock.now_ms(),
         )
         self._streak.failed += 1
+        settlement = Settle(permit, "failed", verdict.states, verdict.pauses, verdict.scope)
         # Shielded: what was stated is on its way, and the caller learns of it behind the record.
-        with trio.CancelScope(shield=True), suppress(ActorDeadError):
-            settlement = Settle(permit, "failed", verdict.states, verdict.pauses, verdict.scope)
-            await self._gate.ask(settlement)
+        with trio.CancelScope(shield=True):
+            try:
+                await self._gate.ask(settlement)
+            except ActorDeadError:
+                await self._record(settlement)
         return verdict.failure.error
+
+    async def _record(self, settlement: Settle) -> None:
+        """Hand what was stated to the ledger: the agent has ended, and its waits stay in force.
+
+        Where the gate had taken it before it died, the ledger is told twice, which changes nothing.
+        """
+        statement = statement_of(self._settings.name, settlement, self._account)
+        if statement is not None:
+            with suppress(ActorDeadError):  # The runtime has ended; nobody is left to record it.
+                await self._ledger.ask(statement)
 
     def _settle(self, settlement: Settle) -> None:
         with suppress(ActorDeadError):  # The gate has ended, and its permits with it.

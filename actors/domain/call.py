@@ -124,7 +124,15 @@ class Calls:
         )
         self.sent = verdict.failure.error.sent
         # Cancelled here, the settlement is in the gate's mailbox all the same.
-        settlement = Settle(permit, "failed", verdict.states, verdict.pauses, verdict.scope)
+        settlement = Settle(
+            permit,
+            "failed",
+            verdict.states,
+            verdict.pauses,
+            verdict.scope,
+            # A pause has an end, and holds the turn instead.
+            verdict.text if verdict.quota_is_unknown and not verdict.pauses else None,
+        )
         receipt = await self._seams.gate.ask(settlement)
         binding = None if receipt is None else receipt.binding
         agent, model = permit.agent, permit.model

@@ -7,11 +7,13 @@ Invariants:
     I1  A permit is given only where no wait binds (agent, model) and no pause the agent then, and
         is for one call.
     I2  A permit given is settled by its holder or returned by death watch; none is lost.
+    I3  A settlement that states a wait is answered after the ledger took it: the wait first, then
+        whatever the holder does about it.
     I4  At most one permit is out: a turn's call and an auxiliary one never run at once. Who has to
         wait is parked, and asked again what binds before it is let in.
     I5  After `CloseAdmission` no permit is given, and nobody is parked.
-    I3  A settlement that states a wait is answered after the ledger took it: the wait first, then
-        whatever the holder does about it.
+    I6  While a quota that states no end holds the agent's turn, from the settlement that leads to
+        the hold on, no auxiliary call to its model is admitted. A turn that asks is held no more.
 
 Runs in: the loop thread. Permits live in the cell; a settlement that arrives after a crash of
 this actor still counts.
@@ -21,13 +23,13 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from abeyance.actors.core import LATER, Answer, Ended, Reply, TrioActor
 from abeyance.actors.core.clock import Clock
 from abeyance.actors.providers.port import Permit
 
-from .accounts import Accounts
+from .accounts import Account
 from .errors import AdmissionClosedError
 from .pauses import Pauses, longest
 from .protocol import (
@@ -35,22 +37,16 @@ from .protocol import (
     BeginPause,
     CheckWait,
     CloseAdmission,
+    HoldByQuota,
     LiftPauses,
     Peek,
-    RecordWait,
     Settle,
     WatchHolder,
 )
 from .redelivery import Redelivered
+from .statements import statement_of
 from .unreadable import EVERY
 from .wait_book import Deferral, WaitBook
-
-
-class Account(NamedTuple):
-    """The credential of an agent's provider, where its walls are kept."""
-
-    name: str
-    book: Accounts
 
 
 class GateKept:
@@ -60,6 +56,9 @@ class GateKept:
         self.permits: dict[int, Permit] = {}
         self.pauses = Pauses()
         self.holder: Any = None
+        self.quota: HoldByQuota | None = None
+        self.knows_quota = False
+        """Whether the rows were asked for one: a new process must before its first admission."""
         self.settling: dict[int, tuple[Settle, Reply]] = {}
         """Settlements whose waits the ledger was asked to record, by permit: asked once."""
         self.ids = itertools.count(1)
@@ -101,10 +100,20 @@ class Gate(TrioActor):
         self._back = Redelivered(self.kept.settling.values())
         if self.kept.holder is not None:
             self.watch(self.kept.holder)
+        if not self.kept.knows_quota:
+            self.kept.knows_quota = True
+            self.kept.quota = self._stored_quota()
+
+    def _stored_quota(self) -> HoldByQuota | None:
+        model = self._book.quota_hold(self._agent)
+        why = "an exhausted quota, of which nobody said when it ends, holds the agent's turn"
+        return None if model is None else HoldByQuota(model, why)
 
     def on_receive(self, message: Any) -> Any:
         match message:
             case Admit() | Peek():
+                if isinstance(message, Admit) and message.purpose == "turn":
+                    self.kept.quota = None
                 self._look(message, self.later())
                 return LATER
             case CloseAdmission():
@@ -124,6 +133,11 @@ class Gate(TrioActor):
                 return None
             case LiftPauses(model):
                 self.kept.pauses.release(model)
+                if self.kept.quota is not None and model in (None, self.kept.quota.model):
+                    self.kept.quota = None
+                return None
+            case HoldByQuota(model):
+                self.kept.quota = None if model is None else message
                 return None
             case WatchHolder(ref):
                 # A new life of the holder: if the last one died while this actor was dead too,
@@ -158,30 +172,17 @@ class Gate(TrioActor):
         self.kept.permits.pop(settlement.permit.id, None)
         for pause in settlement.pauses:
             self.kept.pauses.begin(pause)
-        permit, account = settlement.permit, self._account
-        own = permit.purpose != "ephemeral"
-        if settlement.states is None or permit.model == EVERY or not (own or account):
+        if settlement.quota is not None:
+            # Ahead of whoever is parked behind this call: the turn's hold is a row only later.
+            self.kept.quota = HoldByQuota(settlement.permit.model, settlement.quota)
+        statement = statement_of(self._agent, settlement, self._account)
+        if statement is None:
             self._settle_account(settlement)
             self._let_in()
             return None
-        deadline_ms, reason = settlement.states
-        is_narrow = account is not None and settlement.scope != "account"
         reply = self.later()
-        self.kept.settling[permit.id] = (settlement, reply)
-        self.ask(
-            self._ledger,
-            RecordWait(
-                self._agent,
-                permit.model,
-                deadline_ms,
-                reason,
-                account=None if account is None else account.name,
-                account_model=permit.model if is_narrow else EVERY,
-                own=own,
-            ),
-            tag=(settlement, reply),
-            fact=True,
-        )
+        self.kept.settling[settlement.permit.id] = (settlement, reply)
+        self.ask(self._ledger, statement, tag=(settlement, reply), fact=True)
         self._let_in()
         return LATER
 
@@ -201,7 +202,8 @@ class Gate(TrioActor):
         self._let_in()
 
     def _held(self, message: Admit | Peek, wait: Deferral | None) -> Deferral | None:
-        """What holds a call to a model: its wait, its account's, or what pauses the agent."""
+        """What holds a call to a model: its wait, its account's, what pauses the agent, or what
+        holds its turn."""
         model, account = message.model, self._account
         stands = message.purpose != "auxiliary"
         if wait is None and account is not None and model is not None:
@@ -209,12 +211,14 @@ class Gate(TrioActor):
             wall = account.book.check(account.name, self._agent, model, holder, stands=stands)
             if wall is not None:
                 wait = Deferral(self._agent, model, wall.deadline_ms, wall.reason, "account")
-        return self._paused(model, wait)
-
-    def _paused(self, model: str | None, wait: Deferral | None) -> Deferral | None:
-        """What holds a call to a model: its wait, or what pauses the whole agent."""
         pause = self.kept.pauses.binding(self._clock.now_ms())
-        return longest(self._agent, model or EVERY, wait, pause)
+        held, quota = longest(self._agent, model or EVERY, wait, pause), self.kept.quota
+        if message.purpose != "auxiliary" or quota is None or quota.model != model:
+            return held
+        # What has no end outlasts what has one, and is what a release must name.
+        if held is not None and held.deadline_ms is None:
+            return held
+        return Deferral(self._agent, model or EVERY, None, quota.reason, "quota")
 
     def _admit(self, message: Admit, deferral: Deferral | None, reply: Reply) -> None:
         """Give a permit, or say why not. Whoever gave up asking takes none."""

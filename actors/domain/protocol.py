@@ -143,12 +143,22 @@ class Settle(NamedTuple):
     pauses: tuple[Pause, ...] = ()
     scope: str | None = None
     """What the provider stated it of."""
+    quota: str | None = None
+    """Why the turn is about to be held by a quota that states no end."""
 
 
 class BeginPause(NamedTuple):
     """Tell: no call of this agent before the pause's end."""
 
     pause: Pause
+
+
+class HoldByQuota(NamedTuple):
+    """Tell: a quota that states no end holds the agent's turn on this model, so no auxiliary call
+    goes to it; with None none does any more."""
+
+    model: str | None
+    reason: str = ""
 
 
 class CloseAdmission(NamedTuple):

@@ -25,6 +25,7 @@ from abeyance.storage.tables.waits import Override, Wait, WaitReleased
 
 from .ingress import ACCOUNT_PREFIX
 from .limits import RECHECK_MS as RECHECK_MS
+from .quota_hold import read_quota_hold
 from .unreadable import EVERY, LAPSED, Overrides, StandIn, Unreadable
 from .unreadable import Episodes as Episodes
 from .unreadable import WaitWatcher as WaitWatcher
@@ -255,6 +256,14 @@ class WaitBook:
         for act in acts:
             record = apply(record, act)
         return record
+
+    def quota_hold(self, agent: str) -> str | None:
+        """The model of the quota that states no end and holds the agent's turn, as it is stored;
+        None where none does, or it was released."""
+        hold = read_quota_hold(self._store, agent)
+        if hold is None or self.overrides.quota(agent, hold.model) == hold.fingerprint:
+            return None
+        return hold.model
 
     def _listed_accounts(self, account: str | None) -> list[ProviderWait]:
         keys = {act.key for act in self.pending if act.table == ACCOUNT_TABLE}

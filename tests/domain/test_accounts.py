@@ -227,6 +227,24 @@ async def test_what_an_auxiliary_call_is_told_of_the_account_holds_every_model(
 # -- statements and releases ---------------------------------------------------------------------
 
 
+@pytest.mark.behaviour("W-012")
+async def test_a_quota_without_an_instant_is_no_wall_and_a_sibling_finds_out_by_itself(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open(account_waits=True) as runtime:
+        ana = await add(world, "ana", fail(402))
+        bo = await add(world, "bo", reply("bo"))
+        await ana.send("go")
+        await ana.wait_idle()
+        assert world.state("ana").held.cause == "quota"
+        assert not world.rows("waits")
+        assert not world.rows("account_waits")
+        assert runtime.provider_waits() == ()
+        await bo.send("go")
+        await bo.wait_idle()
+        assert (await shown(bo))[-1] == "assistant: bo", "its key may be topped up by now"
+
+
 async def test_a_release_of_an_account_ends_its_walls_and_calls_who_is_first(
     world: World, virtual_time: MockClock
 ) -> None:

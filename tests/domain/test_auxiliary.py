@@ -9,6 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from abeyance.actors import AgentHandle, AgentSpec
 from abeyance.actors.domain.errors import (
     AdmissionClosedError,
     CallDeferredError,
@@ -21,6 +22,7 @@ from abeyance.actors.testing import Gate, ScriptedProvider, call_tool, fail, rep
 from abeyance.storage.tables.blocks import TextBlock
 
 from .test_conversations import resident
+from .test_holds import slow_hold
 from .world import Stop, World, shown, until
 
 
@@ -411,3 +413,178 @@ async def test_a_conversations_turn_that_compiled_during_an_auxiliary_call_is_he
         await trio.sleep(11)
         await fork.wait_idle()
         assert (await shown(fork))[-1] == "assistant: later"
+
+
+# -- a quota that states no end ------------------------------------------------------------------
+
+
+async def refused(agent: AgentHandle, model: str = "m") -> CallDeferredError:
+    with pytest.raises(CallDeferredError) as caught:
+        await agent.auxiliary_call(ask(model))
+    return caught.value
+
+
+async def test_a_quota_without_an_instant_refuses_auxiliary_calls_to_its_model_until_a_release(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open() as runtime:
+        provider = await resident(world, [fail(402), reply("two"), reply("paid"), reply("three")])
+        ana = runtime.agent("ana")
+        await ana.send("go")
+        await ana.wait_idle()
+        error = await refused(ana)
+        assert (error.cause, error.retry_after_ms, error.deadline_ms) == ("quota", None, None)
+        assert "until it is released" in str(error)
+        await ana.auxiliary_call(ask("m2"))
+        await runtime.release_provider_wait("ana", model="m2", requester="ops")
+        assert (await refused(ana)).cause == "quota"
+        await runtime.release_provider_wait("ana", model="m", requester="ops")
+        await ana.wait_idle()
+        assert (await ana.auxiliary_call(ask())).blocks == (TextBlock(text="three"),)
+        assert models(provider) == ["m", "m2", "m", "m"]
+
+
+async def test_a_call_parked_behind_a_turns_that_exhausts_a_quota_is_refused(
+    world: World, virtual_time: MockClock
+) -> None:
+    gate = Gate(fail(402))
+    causes: list[str] = []
+    async with world.open() as runtime, trio.open_nursery() as nursery:
+        provider = await resident(world, [gate])
+        ana = runtime.agent("ana")
+        await ana.send("go")
+        await gate.wait_entered()
+
+        async def compact() -> None:
+            causes.append((await refused(ana)).cause)
+
+        nursery.start_soon(compact)
+        await wait_all_tasks_blocked()
+        gate.release()
+        await ana.wait_idle()
+        await until(lambda: bool(causes))
+        assert (causes, len(provider.requests)) == (["quota"], 1)
+
+
+@pytest.mark.parametrize("dies", ["process", "gate", "agent"])
+async def test_a_quota_without_an_instant_refuses_auxiliary_calls_whatever_died_since(
+    world: World, virtual_time: MockClock, dies: str
+) -> None:
+    async with world.open() as runtime:
+        await resident(world, [fail(402)])
+        ana = runtime.agent("ana")
+        await ana.send("go")
+        await ana.wait_idle()
+        if dies != "process":
+            world.ref(dies).kill("a test")
+            await until(lambda: world.ref(dies).statistics().incarnation == 2)
+            assert (await refused(ana)).cause == "quota"
+            return
+    async with world.open() as runtime:
+        # At once: nothing of this agent has run yet but what adding it waits for.
+        provider = await resident(world, [reply("paid"), reply("in short")])
+        ana = runtime.agent("ana")
+        assert (await refused(ana)).cause == "quota"
+        await ana.wait_idle()
+        assert (await refused(ana)).cause == "quota"
+        await runtime.release_provider_wait("ana", requester="ops")
+        await ana.wait_idle()
+        await ana.auxiliary_call(ask())
+        assert len(provider.requests) == 2
+    async with world.open() as runtime:
+        await resident(world, [reply("in short")])
+        await runtime.agent("ana").auxiliary_call(ask())
+
+
+async def test_another_model_after_a_restart_ends_a_quotas_refusal_of_the_old_one(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open() as runtime:
+        await resident(world, [fail(402)])
+        await runtime.agent("ana").send("go")
+        await runtime.agent("ana").wait_idle()
+    async with world.open() as runtime:
+        provider = await resident(world, [reply("hello"), reply("in short")], model="m2")
+        ana = runtime.agent("ana")
+        await ana.wait_idle()
+        await ana.auxiliary_call(ask("m"))
+        assert models(provider) == ["m2", "m"]
+
+
+async def test_a_rewind_on_the_way_to_a_quotas_hold_leaves_auxiliary_calls_free(
+    world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, go = slow_hold(monkeypatch)
+    async with world.open() as runtime, trio.open_nursery() as nursery:
+        await resident(world, [fail(402), reply("in short")])
+        ana = runtime.agent("ana")
+        await ana.send("go")
+        await entered.wait()
+        assert (await refused(ana)).cause == "quota"
+
+        async def rewind() -> None:
+            await ana.rewind(to=0, requester="ops")
+
+        nursery.start_soon(rewind)
+        await ana.wait_idle()
+        assert world.state().state == "idle"
+        await ana.auxiliary_call(ask())
+        go.set()
+
+
+# -- what is stated when the agent has ended ------------------------------------------------------
+
+
+@pytest.mark.behaviour("W-094", "W-132")
+@pytest.mark.parametrize("walls", [False, True], ids=["alone", "with account walls"])
+async def test_what_a_call_states_whose_agent_was_removed_meanwhile_is_recorded(
+    world: World, virtual_time: MockClock, walls: bool
+) -> None:
+    gate = Gate(fail(429, retry_after=3_600))
+    async with world.open(account_waits=walls) as runtime, trio.open_nursery() as nursery:
+        provider = ScriptedProvider([gate, reply("hello")], clock=world.clock, key="k")
+        await runtime.add_agent(AgentSpec(name="ana", provider=provider, model="m"))
+        ana, failed = runtime.agent("ana"), trio.Event()
+
+        async def compact() -> None:
+            with pytest.raises(ProviderError):
+                await ana.auxiliary_call(ask())
+            # Behind the record: whoever learns of the failure finds the wait.
+            listed = [
+                (wait.agent.partition(":")[0], wait.model) for wait in runtime.provider_waits()
+            ]
+            assert listed == [("ana", "m"), *([("account", "m")] if walls else [])]
+            failed.set()
+
+        nursery.start_soon(compact)
+        await gate.wait_entered()
+        await runtime.remove_agent("ana", requester="ops")
+        gate.release()
+        await failed.wait()
+    # And durably: it holds the agent of that name that comes after a restart.
+    async with world.open():
+        ana_again = await world.add([reply("hello")])
+        await ana_again.send("go")
+        await ana_again.wait_idle()
+        assert world.state().state == "held"
+
+
+async def test_what_a_call_states_when_its_runtime_has_ended_is_the_callers_alone(
+    world: World, virtual_time: MockClock
+) -> None:
+    gate = Gate(fail(429, retry_after=3_600))
+    async with trio.open_nursery() as nursery:
+        async with world.open() as runtime:
+            await resident(world, [gate])
+            ana = runtime.agent("ana")
+
+            async def compact() -> None:
+                with pytest.raises(ProviderError) as caught:
+                    await ana.auxiliary_call(ask())
+                stated = caught.value.stated
+                assert stated is not None
+                assert stated.deadline_ms is not None
+
+            nursery.start_soon(compact)
+            await gate.wait_entered()
+        gate.release()

@@ -56,6 +56,9 @@ class Book:
     def deferral(self, agent: str, model: str | None, *, exempt: bool = False) -> Deferral | None:
         return None if exempt else self.binding
 
+    def quota_hold(self, agent: str) -> str | None:
+        return None
+
 
 class FakeLedger(TrioActor):
     role = "ledger"
