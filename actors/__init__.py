@@ -23,6 +23,7 @@ from .core import (
 )
 from .domain.alert_book import Alert, AlertNotDeliveredError, AlertSink, Webhook
 from .domain.archive_book import ArchivedMessage
+from .domain.drafts import Draft
 from .domain.policy import (
     Backoff,
     CallFailure,
@@ -58,6 +59,7 @@ __all__ = [
     "CallFailure",
     "ChildSpec",
     "Conversation",
+    "Draft",
     "ErrorPolicy",
     "GiveUp",
     "HostedAgent",

@@ -30,6 +30,7 @@ from .core import ChildSpec, Supervisor, SupervisorSpec
 from .core.errors import ActorDeadError
 from .core.logs import Log
 from .disposal import dispose
+from .domain.drafts import read_message
 from .domain.errors import (
     AgentOwnedElsewhereError,
     InvalidNameError,
@@ -47,7 +48,6 @@ from .domain.spec import AgentSpec, check_spec
 from .domain.turn import TurnEnded, TurnSeams, TurnSettings, TurnTask
 from .domain.verdict import Streak
 from .domain.wait_book import Deferral
-from .handle import read_message
 
 if TYPE_CHECKING:
     from .runtime import Runtime

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import trio
 
 from abeyance.actors.providers.port import ModelReply, ModelRequest
-from abeyance.storage.tables.blocks import TextBlock
 
 from .core import TrioFuture
-from .core.clock import Clock
 from .core.errors import AbeyanceError, ActorDeadError, MailboxClosedError, OutcomeUnknownError
 from .domain.agent import WaitIdle
-from .domain.errors import InvalidInputError, InvalidMessageError, RuntimeClosedError
-from .domain.ingress import (
-    Content,
-    body_crc,
-    check_name,
-    encode_body,
-    identity,
-    is_blank,
-    new_message_id,
-    read_blocks,
+from .domain.drafts import Batch, Draft, read_message
+from .domain.errors import (
+    BatchTooLargeError,
+    InboxFullError,
+    InvalidInputError,
+    RuntimeClosedError,
 )
+from .domain.ingress import Content, new_message_id
 from .domain.requesters import Door
-from .domain.slot_messages import Accept, Receipt, RewindReceipt, RewindSlot, UndoRewind
+from .domain.slot_messages import (
+    Accept,
+    AcceptMany,
+    Receipt,
+    RewindReceipt,
+    RewindSlot,
+    UndoRewind,
+)
 from .domain.transcript import (
     After,
     TranscriptMessage,
@@ -35,6 +39,7 @@ from .domain.transcript import (
 )
 
 if TYPE_CHECKING:
+    from .members import Member
     from .runtime import Runtime
 
 
@@ -75,7 +80,7 @@ class AgentHandle:
         Raises:
             InvalidMessageError, InvalidNameError: Names the field; nothing was stored.
             MessageConflictError: The id is used for other content; nothing was stored.
-            InboxFullError: The slot's inbox is at its bound; the message is handed back.
+            InboxFullError: The slot's inbox is at its bound; `messages` hands the message back.
             NotStoredError: The commit failed; nothing of it is stored.
             OwnershipLostError: Another process took the slot over; nothing was stored.
             AgentParkedError: It crashed too often; nothing was stored.
@@ -92,9 +97,61 @@ class AgentHandle:
             receipt: Receipt = await asked
         except ActorDeadError as error:
             raise _ended_meanwhile(error, accept.message) from error
+        except InboxFullError as error:
+            error.messages = (Draft(content, author, id, wake, channel),)
+            raise
         finally:
             sends.discard(asked)
         return receipt
+
+    async def send_many(self, drafts: Sequence[Draft]) -> tuple[Receipt, ...]:
+        """Accept messages durably, in their order: all in one commit, or none.
+
+        Nothing is accepted between them, and no death leaves a part of them. A draft whose `id` was
+        accepted before, with the same content, is that message, and is not accepted again; so a
+        batch whose drafts have ids can be sent again as a whole.
+
+        A checkpoint. Cancelled: all or none may have been accepted; send them again under the same
+        ids to make sure.
+        Durable: on return.
+
+        Args:
+            drafts: What `send` takes, each as a `Draft`; none is no error. How many fit in one
+                commit is the store's limit: of the embedded store about 4,000 messages, and 64 MiB
+                together.
+        Returns:
+            A receipt each, in their order; two drafts of one id have equal ones.
+        Raises:
+            InvalidMessageError, InvalidNameError: Names the draft and its field, as in
+                `drafts[3].message[0].text`; nothing was stored.
+            BatchTooLargeError: One commit of this store does not hold them; it names the limit, and
+                `messages` hands them back. Nothing was stored.
+            InboxFullError: The inbox has no room for all of them; `messages` hands them back.
+                Nothing was stored.
+            MessageConflictError: An id is used for other content; nothing was stored.
+            NotStoredError, OwnershipLostError, AgentParkedError, RuntimeClosedError,
+                OutcomeUnknownError: As for `send`, of all of them.
+        """
+        member = self._runtime._member(self.name)
+        batch = Batch(self._runtime.clock, self.name, drafts)
+        for _ in batch.read():
+            await trio.lowlevel.checkpoint()
+        member.check_accepts()
+        if not batch.drafts:
+            await trio.lowlevel.checkpoint()
+            return ()
+        message = batch.message
+        sends, asked = member.parking.sends, member.slot.ask(message)
+        sends.add(asked)
+        try:
+            return batch.each(await asked)
+        except ActorDeadError as error:
+            raise _ended_meanwhile(error, message.accepts[0].message) from error
+        except (InboxFullError, BatchTooLargeError) as error:
+            error.messages = batch.drafts
+            raise
+        finally:
+            sends.discard(asked)
 
     def hand_over(
         self,
@@ -113,8 +170,37 @@ class AgentHandle:
         member = self._runtime._member(self.name)
         accept = self._read(content, author, id, wake, channel)
         member.check_accepts()
-        asked: TrioFuture[Receipt] = member.slot.ask(accept, block=False)
-        answered: TrioFuture[Receipt] = TrioFuture()
+        draft = Draft(content, author, id, wake, channel)
+        return self._hand_over(member, accept, accept.message, (draft,), lambda receipt: receipt)
+
+    def hand_over_many(self, drafts: Sequence[Draft]) -> TrioFuture[tuple[Receipt, ...]]:
+        """Hand a batch over without waiting: a future of what `send_many` returns or raises.
+
+        As `hand_over`. A batch that is malformed is refused here.
+        """
+        member = self._runtime._member(self.name)
+        batch = Batch(self._runtime.clock, self.name, drafts)
+        for _ in batch.read():
+            pass
+        member.check_accepts()
+        if not batch.drafts:
+            nothing: TrioFuture[tuple[Receipt, ...]] = TrioFuture()
+            nothing.set(())
+            return nothing
+        message = batch.message
+        first = message.accepts[0].message
+        return self._hand_over(member, message, first, batch.drafts, batch.each)
+
+    def _hand_over(
+        self,
+        member: Member,
+        message: Accept | AcceptMany,
+        named: str,
+        drafts: tuple[Draft, ...],
+        read: Callable[[Any], Any],
+    ) -> TrioFuture[Any]:
+        asked: TrioFuture[Any] = member.slot.ask(message, block=False)
+        answered: TrioFuture[Any] = TrioFuture()
 
         sends = member.parking.sends
         sends.add(asked)
@@ -122,11 +208,13 @@ class AgentHandle:
         def answer() -> None:
             sends.discard(asked)
             try:
-                answered.set(asked.get())
+                answered.set(read(asked.get()))
             except ActorDeadError as error:
-                told = _ended_meanwhile(error, accept.message)
+                told = _ended_meanwhile(error, named)
                 answered.set_exception((type(told), told, None))
             except Exception as error:  # noqa: BLE001 - the caller's.
+                if isinstance(error, InboxFullError | BatchTooLargeError):
+                    error.messages = drafts
                 answered.set_exception((type(error), error, error.__traceback__))
 
         asked.on_done(answer)
@@ -283,50 +371,6 @@ class AgentHandle:
             raise member.parked_error()
         answered: RewindReceipt = receipt
         return answered
-
-
-def read_message(
-    clock: Clock,
-    agent: str,
-    content: Content,
-    author: str,
-    id_: str | None,
-    wake: bool,
-    channel: str | None,
-) -> Accept:
-    """What a host hands in for an agent, or a refusal that names the field."""
-    check_name(author, "author")
-    if id_ is not None:
-        check_name(id_, "id", reserved=False)
-    if channel is not None:
-        check_name(channel, "channel", reserved=False)
-    if not isinstance(wake, bool):
-        raise InvalidMessageError("wake", f"must be True or False, not {type(wake).__name__}")
-    blocks = read_blocks(content)
-    for position, block in enumerate(blocks):
-        if not isinstance(block, TextBlock):
-            kind = type(block).__struct_config__.tag
-            raise InvalidMessageError(
-                f"message[{position}].type", f"a sent message holds text, not {kind!r} blocks"
-            )
-    if all(not isinstance(block, TextBlock) or is_blank(block.text) for block in blocks):
-        # No provider takes a message that says nothing.
-        raise InvalidMessageError("message", "must hold text that is not blank")
-    body = encode_body(blocks)
-    now_ms = clock.now_ms()
-    own = identity(author) == identity(agent)
-    return Accept(
-        message=id_ if id_ is not None else new_message_id(now_ms),
-        body=body,
-        body_crc=body_crc(body),
-        author=author,
-        agent=agent,
-        channel=channel,
-        wake=wake and not own,
-        own=own,
-        at_ms=now_ms,
-        known=id_ is not None,
-    )
 
 
 def _ended_meanwhile(error: ActorDeadError, message: str) -> AbeyanceError:

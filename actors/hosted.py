@@ -25,6 +25,7 @@ from .core.tree import DEPTH, NODES, WIDTH, TreeNode
 from .domain.alert_book import Alert, AlertSink, Webhook
 from .domain.archive_book import ArchivedMessage
 from .domain.asks import ASKS
+from .domain.drafts import Draft
 from .domain.errors import RuntimeClosedError
 from .domain.ingress import Content
 from .domain.protocol import ReleaseReceipt
@@ -433,6 +434,14 @@ class HostedAgent:
         if block:
             return handed.get()
         return handed
+
+    def send_many(self, drafts: Sequence[Draft], *, block: bool = True) -> Any:
+        """Accept messages durably, all or none. As `AgentHandle.send_many`, and as `send`."""
+        self._host._check_open()
+        if block:
+            _refuse_on_loop("send_many")
+        handed = self._handle.hand_over_many(drafts)
+        return handed.get() if block else handed
 
     def auxiliary_call(self, request: ModelRequest, *, block: bool = True) -> Any:
         """Ask the agent's provider something beside its turns. As `AgentHandle.auxiliary_call`."""

@@ -41,7 +41,7 @@ FAMILIES = (
         ActorDeadError ActorUnavailableError MailboxFullError MessageCoalescedError AskCycleError UndeclaredAskError WouldDeadlockError
         FutureSettledError NameTakenError
         UnknownEntryError ReplaysExceededError MessageNotKeptError
-        AgentExistsError AgentOwnedElsewhereError InboxFullError MessageConflictError
+        AgentExistsError AgentOwnedElsewhereError InboxFullError BatchTooLargeError MessageConflictError
         NotPermittedError
         RuntimeClosedError RewindRefusedError UnknownMessageError AgentParkedError AgentEndedError AdmissionClosedError RunExhaustedError RunFailedError RunInterruptedError UnknownAgentError LeaseLostError OwnershipLostError
         AlreadyOpenError MissingStoreError NoFileLocksError OwnedElsewhereError StoreBusyError

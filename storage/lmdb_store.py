@@ -54,7 +54,7 @@ from .writer import Settings, Writer
 
 MAP_BYTES: Final = 4 * 2**30
 MAP_BYTES_MAX: Final = 2**40
-LIMITS: Final = Limits(ops_max=10_000, payload_bytes_max=64 * 2**20)
+LIMITS: Final = Limits(ops_max=20_000, payload_bytes_max=64 * 2**20)
 LOCK_TIMEOUT_S: Final = 30.0
 CHANGES_KEPT: Final = 10_000
 LOOKS_MAX: Final = 5

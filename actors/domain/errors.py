@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from abeyance.actors.core.errors import AbeyanceError, OutcomeUnknownError
 from abeyance.actors.providers.port import ProviderError
@@ -22,6 +22,11 @@ class InvalidInputError(AbeyanceError, ValueError):
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}; nothing was done; correct {field} and call again")
         self.field = field
+        self.problem = problem
+
+    def within(self, place: str) -> Self:
+        """The same refusal, of a value that stands inside another one."""
+        return type(self)(f"{place}.{self.field}", self.problem)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return AbeyanceError.__reduce__(self)
@@ -110,13 +115,32 @@ class MessageConflictError(AbeyanceError):
 
 
 class InboxFullError(AbeyanceError):
-    """The slot's inbox is at its bound. The message was not accepted and is handed back.
+    """The slot's inbox is at its bound. What was to be sent was not accepted and is handed back.
 
-    Attributes: `message` (what was to be sent), `rows`, `rows_max`, `bytes`, `bytes_max`.
+    Attributes: `messages`, a `Draft` each, as they were to be sent; `rows`, `rows_max`, `bytes`,
+    `bytes_max`, what is in the inbox and what it takes.
     """
 
     code = "inbox_full"
-    message: Any
+    messages: tuple[Any, ...] = ()
+    rows: int
+    rows_max: int
+    bytes: int
+    bytes_max: int
+
+
+class BatchTooLargeError(AbeyanceError):
+    """A batch does not fit in one commit of the store. None of it was accepted; it is handed back.
+
+    Attributes: `messages`, a `Draft` each; `what` it has too many of (`messages`, `operations` of
+    the store, or `bytes`), `size`, and `limit`.
+    """
+
+    code = "batch_too_large"
+    messages: tuple[Any, ...] = ()
+    what: str
+    size: int
+    limit: int
 
 
 class NotStoredError(AbeyanceError):

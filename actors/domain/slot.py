@@ -59,10 +59,12 @@ from .errors import (
 )
 from .ingress import body_crc, encode_body, new_message_id
 from .protocol import Requests
+from .slot_batches import plan_accepts
 from .slot_book import SlotBook
 from .slot_disposal import plan_dispose
 from .slot_messages import (
     Accept,
+    AcceptMany,
     AttachAgent,
     CheckRewind,
     CloseGap,
@@ -235,6 +237,9 @@ class Slot(TrioActor):
         match message:
             case Accept():
                 return self._accept(message)
+            case AcceptMany():
+                self._check_not_ended(message.accepts[0].agent)
+                return self._take_in(message)
             case StartTurn():
                 return self._start_turn(message)
             case RecordRound() | CloseGap() | HoldTurn() | EndTurn():
@@ -293,19 +298,45 @@ class Slot(TrioActor):
 
     def _accept(self, accept: Accept) -> Any:
         if self.kept.ended:
-            raise AgentEndedError(
-                f"agent {accept.agent!r} has ended; this message was not accepted; send it to an "
-                "agent that is there",
-                agent=accept.agent,
-            )
+            self._check_not_ended(accept.agent)
         if accept.known or self._reborn:
             earlier = self._ids.get(accept.message)
-            if earlier is not None:
+            if earlier is not None and isinstance(earlier.message, Accept):
                 return self._join(earlier, accept)
-            row = self._store.get("ids", (self._slot, accept.message))
-            if row is not None:
-                return _same(accept, row.record, self._book)
+            receipt = None if earlier is not None else self._known(accept)
+            if receipt is not None:
+                return receipt
         return self._take_in(accept)
+
+    def _check_not_ended(self, agent: str) -> None:
+        if self.kept.ended:
+            raise AgentEndedError(
+                f"agent {agent!r} has ended; nothing was accepted; send to an agent that is there",
+                agent=agent,
+            )
+
+    def _known(self, accept: Accept) -> Receipt | None:
+        """The receipt of a message that is stored under this id; refused where it is another."""
+        row = self._store.get("ids", (self._slot, accept.message))
+        return None if row is None else _same(accept, row.record, self._book)
+
+    def _in_flight(self, accept: Accept) -> Receipt | None:
+        """The same of a message that is on its way."""
+        act = self._ids.get(accept.message) if accept.known else None
+        if act is None:
+            return None
+        message, answer = act.message, act.answer
+        if isinstance(message, AcceptMany):
+            place = next(
+                place
+                for place, earlier in enumerate(message.accepts)
+                if earlier.message == accept.message
+            )
+            message, answer = message.accepts[place], answer[place]
+        if message.body_crc != accept.body_crc:
+            raise _conflict(accept)
+        receipt: Receipt = answer
+        return receipt
 
     def _recorded(self, message: Any) -> Any:
         """A predecessor committed this act and died before it answered."""
@@ -392,11 +423,18 @@ class Slot(TrioActor):
         book, chain, message = self._book, self._chain, act.message
         match message:
             case Accept():
+                if message.known:
+                    earlier = self._in_flight(message)
+                    if earlier is not None:
+                        # Of a batch: a barrier comes in behind it.
+                        return Plan([Request(chain=chain)], 1, earlier)
                 request, entry, stored = book.accept(message, chain)
                 if message.known:
                     self._ids[message.message] = act
                 state: Any = "stored" if stored else "accepted"
                 return Plan([request], 1, Receipt(message.message, entry, state))
+            case AcceptMany():
+                return self._plan_batch(message, act)
             case StartTurn():
                 return plan_start(book, message, chain)
             case RecordRound():
@@ -421,6 +459,17 @@ class Slot(TrioActor):
                 self.kept.ended = True
                 return plan
         raise AssertionError(message)
+
+    def _plan_batch(self, many: AcceptMany, act: _Act) -> Plan:
+        # One that a predecessor may have stored, or that was refused, is looked up whole.
+        looks = self._reborn or self._chain.epoch > 1
+
+        def known(accept: Accept) -> Receipt | None:
+            return self._known(accept) if accept.known or looks else None
+
+        plan, fresh = plan_accepts(self._book, many, self._chain, known, in_flight=self._in_flight)
+        self._ids.update((accept.message, act) for accept in fresh if accept.known)
+        return plan
 
     def _plan_requests(self, requests: list[Request], act: _Act | None = None) -> None:
         """Plan requests for the journal; the first of them, as many as are due, are the act's."""
@@ -540,6 +589,8 @@ class Slot(TrioActor):
                 self._ids.pop(message.message, None)
             if message.wake:
                 self._tell_woken(message.agent, answer.seq)
+        elif isinstance(message, AcceptMany):
+            self._accepted(message, answer)
         elif isinstance(message, Rewake):
             self._tell_woken(message.agent, next(reversed(self._book.wakes[message.agent])))
         elif isinstance(message, CloseGap):
@@ -549,6 +600,13 @@ class Slot(TrioActor):
         elif isinstance(answer, RewindReceipt):
             self._rewound(message, answer)
         act.set(answer)
+
+    def _accepted(self, many: AcceptMany, receipts: tuple[Receipt, ...]) -> None:
+        for accept, receipt in zip(many.accepts, receipts, strict=True):
+            if accept.known:
+                self._ids.pop(accept.message, None)
+            if accept.wake:
+                self._tell_woken(accept.agent, receipt.seq)
 
     def _rewound(self, message: Any, receipt: RewindReceipt) -> None:
         self._prune_later()

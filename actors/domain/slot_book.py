@@ -202,7 +202,7 @@ class SlotBook:
         """
         into_slot = self._lease.record.turn is None and not self.inbox
         if not into_slot:
-            self._check_room(accept)
+            self.check_room(1, len(accept.body.body))
         self.check_size(accept.body)
         agent, message = accept.agent, accept.message
         if accept.wake and agent not in self.wakes:
@@ -291,15 +291,21 @@ class SlotBook:
         self.check_size(value)
         return value
 
-    def _check_room(self, accept: Accept) -> None:
-        size = len(accept.body.body)
-        if len(self.inbox) < INBOX_ROWS_MAX and self.inbox_bytes + size <= INBOX_BYTES_MAX:
+    def check_room(self, count: int, size: int) -> None:
+        """Refuse messages that the inbox has no room for; one that goes into the slot needs none.
+
+        Raises:
+            InboxFullError: Nothing is planned.
+        """
+        if len(self.inbox) + count <= INBOX_ROWS_MAX and self.inbox_bytes + size <= INBOX_BYTES_MAX:
+            return
+        if self._lease.record.turn is None and not self.inbox:
             return
         raise InboxFullError(
-            f"the inbox of {self.slot!r} is at its bound ({len(self.inbox)} of {INBOX_ROWS_MAX} "
-            f"messages, {self.inbox_bytes} of {INBOX_BYTES_MAX} bytes); this message was not "
-            "accepted and is handed back; send it again after the live turn's end",
-            message=accept,
+            f"the inbox of {self.slot!r} has no room for {count} more ({len(self.inbox)} of "
+            f"{INBOX_ROWS_MAX} messages, {self.inbox_bytes} and {size} more of {INBOX_BYTES_MAX} "
+            "bytes); nothing was accepted, and what was to be sent is handed back; send it again "
+            "after the live turn's end",
             rows=len(self.inbox),
             rows_max=INBOX_ROWS_MAX,
             bytes=self.inbox_bytes,

@@ -33,6 +33,20 @@ class Accept(msgspec.Struct, frozen=True, gc=False):
         return f"accept:{self.message}" if self.known else None
 
 
+class AcceptMany(msgspec.Struct, frozen=True, gc=False):
+    """Ask: take messages durably, all in one commit or none. Answers a `Receipt` each.
+
+    They are for one agent; an id is there once.
+    """
+
+    accepts: tuple[Accept, ...]
+
+    @property
+    def act_id(self) -> str | None:
+        """As of an `Accept`, by the first id that came from the caller."""
+        return next((accept.act_id for accept in self.accepts if accept.known), None)
+
+
 class Receipt(NamedTuple):
     """A message that is durable.
 

@@ -107,7 +107,7 @@ def test_a_prefix_never_asks_for_more_than_one_request_holds() -> None:
 # -- bounds ------------------------------------------------------------------------------------
 
 
-def test_a_full_inbox_refuses_and_hands_the_message_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_inbox_refuses_and_plans_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slot_book, "INBOX_ROWS_MAX", 3)
     desk = BookDesk()
     desk.accept("go")
@@ -117,7 +117,7 @@ def test_a_full_inbox_refuses_and_hands_the_message_back(monkeypatch: pytest.Mon
     message = accept("too many")
     with pytest.raises(InboxFullError) as caught:
         desk.book.accept(message, desk.chain)
-    assert caught.value.message is message
+    assert (caught.value.rows, caught.value.rows_max, caught.value.bytes_max) == (3, 3, 2**28)
     desk.same()
     desk.record(turn, 1, "done")
     # An idle slot takes it: the bound is the inbox's.

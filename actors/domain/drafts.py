@@ -1,0 +1,171 @@
+"""What a host hands in to be sent: one message, or several that are accepted together.
+
+Everything is refused here, by field, before any effect; of a batch by its place in it, as in
+`drafts[3].message[0].text`.
+
+Runs in: the caller's task or thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from abeyance.actors.core.clock import Clock
+from abeyance.storage.tables.blocks import TextBlock
+
+from .errors import BatchTooLargeError, InvalidInputError, InvalidMessageError
+from .ingress import (
+    Content,
+    body_crc,
+    check_name,
+    encode_body,
+    identity,
+    is_blank,
+    new_message_id,
+    read_blocks,
+)
+from .slot_messages import Accept, AcceptMany
+
+DRAFTS_MAX: Final = 10_000
+"""Of one batch; what a store's one commit holds may be fewer."""
+READ_SLICE: Final = 64
+"""Drafts that are read before the loop gets a turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A message that is not sent yet: what `send` takes, for `send_many`."""
+
+    content: Content
+    author: str = "user"
+    id: str | None = None
+    wake: bool = True
+    channel: str | None = None
+
+
+def read_message(
+    clock: Clock,
+    agent: str,
+    content: Content,
+    author: str,
+    id_: str | None,
+    wake: bool,
+    channel: str | None,
+) -> Accept:
+    """What a host hands in for an agent, or a refusal that names the field."""
+    check_name(author, "author")
+    if id_ is not None:
+        check_name(id_, "id", reserved=False)
+    if channel is not None:
+        check_name(channel, "channel", reserved=False)
+    if not isinstance(wake, bool):
+        raise InvalidMessageError("wake", f"must be True or False, not {type(wake).__name__}")
+    blocks = read_blocks(content)
+    for position, block in enumerate(blocks):
+        if not isinstance(block, TextBlock):
+            kind = type(block).__struct_config__.tag
+            raise InvalidMessageError(
+                f"message[{position}].type", f"a sent message holds text, not {kind!r} blocks"
+            )
+    if all(not isinstance(block, TextBlock) or is_blank(block.text) for block in blocks):
+        # No provider takes a message that says nothing.
+        raise InvalidMessageError("message", "must hold text that is not blank")
+    body = encode_body(blocks)
+    now_ms = clock.now_ms()
+    own = identity(author) == identity(agent)
+    return Accept(
+        message=id_ if id_ is not None else new_message_id(now_ms),
+        body=body,
+        body_crc=body_crc(body),
+        author=author,
+        agent=agent,
+        channel=channel,
+        wake=wake and not own,
+        own=own,
+        at_ms=now_ms,
+        known=id_ is not None,
+    )
+
+
+class Batch:
+    """Drafts on their way to one commit: read, and afterwards told apart again by their places.
+
+    Args:
+        drafts: A sequence of `Draft`, at most 10,000.
+    Raises:
+        InvalidMessageError: It is none; names the place.
+        BatchTooLargeError: There are more.
+    """
+
+    def __init__(self, clock: Clock, agent: str, drafts: object) -> None:
+        if not isinstance(drafts, Sequence) or isinstance(drafts, (str, bytes, bytearray)):
+            kind = type(drafts).__name__
+            raise InvalidMessageError("drafts", f"must be a sequence of Draft, not {kind}")
+        self.drafts: tuple[Draft, ...] = tuple(drafts)
+        """As they were handed in; each is looked at by `read`."""
+        if len(self.drafts) > DRAFTS_MAX:
+            error = too_large("messages", len(drafts), DRAFTS_MAX, len(drafts))
+            error.messages = self.drafts
+            raise error
+        self._clock = clock
+        self._agent = agent
+        self._accepts: dict[str, Accept] = {}
+        self._ids: list[str] = []
+
+    def read(self) -> Iterator[None]:
+        """Read the drafts, a slice a step.
+
+        Raises:
+            InvalidMessageError, InvalidNameError: Names the draft and the field.
+        """
+        for place, draft in enumerate(self.drafts):
+            try:
+                self._take(place, draft)
+            except InvalidInputError as error:
+                raise error.within(f"drafts[{place}]") from None
+            if place % READ_SLICE == READ_SLICE - 1:
+                yield
+
+    def _take(self, place: int, draft: object) -> None:
+        if not isinstance(draft, Draft):
+            kind = "a mapping" if isinstance(draft, Mapping) else type(draft).__name__
+            raise InvalidMessageError("type", f"must be a Draft, not {kind}")
+        accept = read_message(
+            self._clock,
+            self._agent,
+            draft.content,
+            draft.author,
+            draft.id,
+            draft.wake,
+            draft.channel,
+        )
+        earlier = self._accepts.setdefault(accept.message, accept)
+        if earlier.body_crc != accept.body_crc:
+            first = self._ids.index(accept.message)
+            raise InvalidMessageError("id", f"is that of drafts[{first}], which says other things")
+        self._ids.append(accept.message)
+
+    @property
+    def message(self) -> AcceptMany:
+        """What the slot is asked."""
+        return AcceptMany(tuple(self._accepts.values()))
+
+    def each(self, answers: Sequence[Any]) -> tuple[Any, ...]:
+        """The slot's answers in the order of the drafts, of which two may be one message."""
+        by_id = dict(zip(self._accepts, answers, strict=True))
+        return tuple(by_id[id_] for id_ in self._ids)
+
+
+def too_large(what: str, size: int, limit: int, count: int) -> BatchTooLargeError:
+    return BatchTooLargeError(
+        f"a batch of {count:,} messages has {size:,} {what}, and one commit of this store holds "
+        f"{limit:,}; none of them was accepted; send them in smaller batches",
+        what=what,
+        size=size,
+        limit=limit,
+    )
+
+
+__all__ = ["DRAFTS_MAX", "Batch", "Draft", "read_message", "too_large"]
