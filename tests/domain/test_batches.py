@@ -235,6 +235,7 @@ async def test_ids_that_are_on_their_way_are_one_message_in_whatever_company_the
     store = new_store()
     async with open_room(store) as room:
         await room.slot.ask(accept("go"))
+        before = len(store.requests)
         store.hold = True
         one = room.slot.ask(accept("a", known="x"))
         await wait_all_tasks_blocked()
@@ -256,6 +257,8 @@ async def test_ids_that_are_on_their_way_are_one_message_in_whatever_company_the
         assert isinstance(conflict, MessageConflictError)
         assert isinstance(other, MessageConflictError)
         assert shown(store) == ["user: go", "user: a", "user: b"]
+        # Known as it was planned: nothing had to be refused and planned again.
+        assert len([request for request in store.requests[before:] if request.ops]) == 2
         check(store)
 
 
