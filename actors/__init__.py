@@ -24,6 +24,7 @@ from .core import (
 from .domain.alert_book import Alert, AlertNotDeliveredError, AlertSink, Webhook
 from .domain.archive_book import ArchivedMessage
 from .domain.drafts import Draft
+from .domain.fallback import FallbackChain, ModelChoice
 from .domain.policy import (
     Backoff,
     CallFailure,
@@ -61,10 +62,12 @@ __all__ = [
     "Conversation",
     "Draft",
     "ErrorPolicy",
+    "FallbackChain",
     "GiveUp",
     "HostedAgent",
     "HostedRuntime",
     "HostedSystem",
+    "ModelChoice",
     "Pacing",
     "ProviderHold",
     "ProviderWait",

@@ -27,6 +27,8 @@ _HEAD = """\
 
 A star marks what counts only beside a limit.
 
+`read_usage` reads of any response, refused or not, how much of each usage window is gone and when it starts anew, where a provider tells. That is telemetry: it holds nobody, and what is not told is None.
+
 A provider that nobody named, or one with an unknown name, is recognised by what only it sends, and else read as any other service.
 """
 
@@ -57,6 +59,8 @@ def _section(reading: Reading) -> str:
     lines += [_kind(row) for row in reading.kinds]
     lines.append("\n| where | what | how it is read |\n|---|---|---|\n")
     lines += [_until(row) for row in reading.untils]
+    if reading.windows_how:
+        lines.append(f"\nUsage windows (`read_usage`): {reading.windows_how}.\n")
     return "".join(lines)
 
 

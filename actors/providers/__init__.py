@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from .capacity import CapacityExhaustedError, Exhaustion, capacity_error_of, exhaustion_of
 from .declaration import ProviderIncompleteError, check_provider
 from .instants import deadline_ms, render_instant
 from .port import (
@@ -19,12 +20,16 @@ from .port import (
 )
 from .reader import read_stated_wait
 from .stated import StatedWait, WaitEnds, WaitKind, WaitScope
+from .usage import read_usage
+from .windows import UsageReading, UsageWindow
 
 if TYPE_CHECKING:
     from .anthropic import AnthropicProvider, ProviderNotInstalledError
 
 __all__ = [
     "AnthropicProvider",
+    "CapacityExhaustedError",
+    "Exhaustion",
     "ModelReply",
     "ModelRequest",
     "PermitError",
@@ -39,12 +44,17 @@ __all__ = [
     "StopReason",
     "ToolSchema",
     "Usage",
+    "UsageReading",
+    "UsageWindow",
     "WaitEnds",
     "WaitKind",
     "WaitScope",
+    "capacity_error_of",
     "check_provider",
     "deadline_ms",
+    "exhaustion_of",
     "read_stated_wait",
+    "read_usage",
     "render_instant",
 ]
 

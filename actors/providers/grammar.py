@@ -133,6 +133,25 @@ def number(value: object, *, unit_ms: int) -> Milliseconds | None:
     return max(0, value * unit_ms)
 
 
+def percent(value: object, *, whole: int = 100) -> float | None:
+    """Read a share as a percentage: a number, or text that is one, of which `whole` is everything.
+
+    None for what is no number, is negative, or lies beyond any share that could be meant.
+    """
+    negative = value.strip().startswith("-") if isinstance(value, str) else _below_zero(value)
+    if negative:
+        return None
+    # Counted in billionths, so that rounding up turns no 99.99 into a hundred.
+    billionths = number(value, unit_ms=10**9)
+    if billionths is None or billionths > 10**15:
+        return None
+    return int(billionths) * 100 / (10**9 * whole)
+
+
+def _below_zero(value: object) -> bool:
+    return isinstance(value, int | float) and value < 0
+
+
 def spelled_duration(text: str) -> Milliseconds | None:
     """Read `1h2m3.5s`, `4 days 20 hours 9 minutes` or `PT1M30S`, and nothing beside it."""
     found = leading_duration(text, 0)

@@ -119,7 +119,7 @@ def read_stated_wait(
         transport=transport,
         zone=zone_named(zone) if isinstance(zone, str) else UTC,
     )
-    verdict = judge(_reading(provider, response), response)
+    verdict = judge(reading_of(provider, response), response)
     if not verdict.statements and not verdict.limited:
         return None
     return _wait(response, verdict, _binding(response, verdict))
@@ -135,7 +135,8 @@ def _binding(response: Response, verdict: Verdict) -> Statement | None:
     return None if _ends(longest, response.received_ms)[0] is WaitEnds.ALREADY_OVER else longest
 
 
-def _reading(provider: object, response: Response) -> Reading:
+def reading_of(provider: object, response: Response) -> Reading:
+    """The reading of a named provider; of one that is not known, by what only one sends."""
     if isinstance(provider, str):
         name = provider[:64].strip().lower().replace("_", "-")
         if name == "anthropic" and response.transport in _OF_THE_TERMINAL:

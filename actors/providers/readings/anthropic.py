@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ..grammar import Milliseconds, duration, instant, rfc3339
+from ..grammar import Milliseconds, duration, instant, percent, rfc3339
 from ..stated import WaitKind, WaitScope
+from ..windows import UsageWindow
 from .generic import EXPLICIT, FIELDS, PHRASES, spent
-from .response import Response, Statement
+from .response import Response, Statement, usage_window
 from .table import KindRow, Reading, UntilRow, named, worded
 
 _LIMIT = "anthropic-ratelimit-"
@@ -81,6 +82,21 @@ def unified_windows(response: Response) -> Iterator[Statement]:
         short = name.removeprefix(_UNIFIED).removesuffix("-reset")
         if _used_up(response, short, claim):
             yield from _reset(response, short, _window(short))
+
+
+def usage_windows(response: Response) -> Iterator[UsageWindow]:
+    """Share and reset of each `unified` window, whatever its status. Overage is none."""
+    for name in response.headers:
+        if not name.startswith(_UNIFIED) or not name.endswith("-reset"):
+            continue
+        short = name.removeprefix(_UNIFIED).removesuffix("-reset")
+        if short not in ("reset", "overage"):
+            yield from usage_window(
+                _window(short),
+                percent(response.value(f"{_UNIFIED}{short}-utilization"), whole=1),
+                instant(response.value(name)),
+                scope_of(_window(short)),
+            )
 
 
 def _rejected(response: Response) -> bool:
@@ -227,4 +243,6 @@ READING = Reading(
     recognises,
     aliases=("claude",),
     notes="An error in a stream (`event: error`) is read like one with a status of its own.",
+    windows=usage_windows,
+    windows_how="`anthropic-ratelimit-unified-<window>-utilization` (a share of 1) and `-reset`",
 )

@@ -15,12 +15,13 @@ import re
 from collections.abc import Iterator, Mapping
 
 from ..clocks import DAY_MS
-from ..grammar import instant
+from ..grammar import instant, percent
 from ..stated import WaitKind, WaitScope
+from ..windows import UsageWindow
 from . import anthropic
 from .generic import full, quoted
 from .phrases import stated_durations, stated_moments
-from .response import Response, Statement
+from .response import Response, Statement, usage_window
 from .table import KindRow, Reading, UntilRow, worded
 
 _SUBJECT = (
@@ -170,6 +171,34 @@ def _assistant_error(response: Response, name: str) -> bool:
     return any(data.get("error") == name for _event, data in response.documents)
 
 
+def usage_windows(response: Response) -> Iterator[UsageWindow]:
+    """The windows of a status line, and those of events, rejected or not; overage is none."""
+    for name, stated in status_windows(response):
+        yield from usage_window(
+            name,
+            percent(stated.get("used_percentage")),
+            instant(stated.get("resets_at")),
+            anthropic.scope_of(name),
+        )
+    for _event, data in response.documents:
+        info = data.get("rate_limit_info")
+        if not isinstance(info, dict):
+            continue
+        claim = info.get("rateLimitType", info.get("rate_limit_type"))
+        if not isinstance(claim, str) or claim == "overage":
+            continue
+        used = percent(info.get("utilization"), whole=1)
+        # What was turned down is used up, whatever share is told beside it.
+        rejected = info.get("status") == "rejected"
+        yield from usage_window(
+            claim,
+            max(used or 0.0, 100.0) if rejected else used,
+            instant(info.get("resetsAt", info.get("resets_at"))),
+            anthropic.scope_of(claim),
+        )
+    yield from anthropic.usage_windows(response)
+
+
 def recognises(response: Response) -> bool:
     if any(
         data.get("type") == "rate_limit_event" or "rate_limit_info" in data
@@ -277,4 +306,7 @@ READING = Reading(
     aliases=("claude-agent-sdk", "claude_code"),
     notes="The status line, the SDK's events and its results are read; a reply is not, whatever "
     "it says about limits.",
+    windows=usage_windows,
+    windows_how="`rate_limits.<window>` of a status line (`used_percentage`, `resets_at`); "
+    "`rate_limit_info` of an event (`utilization`, `resetsAt`)",
 )

@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterator
 from urllib.parse import unquote
 
-from ..grammar import duration, instant, leading_duration
+from ..grammar import duration, instant, leading_duration, percent
 from ..stated import WaitKind, WaitScope
+from ..windows import UsageWindow
 from . import openai
 from .generic import UNTILS, in_header
-from .response import Response, Statement
+from .response import Response, Statement, usage_window
 from .table import KindRow, Reading, UntilRow, named, worded
 
 _USAGE = "x-usage-ratelimit-"
@@ -34,7 +35,7 @@ def _hours(response: Response) -> bool:
     )
 
 
-def usage_windows(response: Response) -> Iterator[tuple[str, dict[str, str]]]:
+def usage_headers(response: Response) -> Iterator[tuple[str, dict[str, str]]]:
     """The fields of each `x-usage-ratelimit-<window>` header: `ent=0&rem=35.3&rst=2026-…`."""
     for name in response.headers:
         if name.startswith(_USAGE):
@@ -45,8 +46,16 @@ def usage_windows(response: Response) -> Iterator[tuple[str, dict[str, str]]]:
             )
 
 
+def usage_windows(response: Response) -> Iterator[UsageWindow]:
+    """The windows of those headers, by what remains of each; `ent` says nothing of its share."""
+    for name, fields in usage_headers(response):
+        left = percent(fields.get("rem", ""))
+        used = None if left is None or left > 100 else 100.0 - left
+        yield from usage_window(name, used, instant(fields.get("rst")))
+
+
 def _usage_resets(response: Response) -> Iterator[Statement]:
-    for window, fields in usage_windows(response):
+    for window, fields in usage_headers(response):
         if duration(fields.get("rem", ""), unit_ms=1_000) == 0:
             name = f"{_USAGE}{window}"
             raw = f"{name}: {response.value(name)}"
@@ -132,4 +141,6 @@ READING = Reading(
     ),
     recognises,
     aliases=("copilot",),
+    windows=usage_windows,
+    windows_how="`x-usage-ratelimit-<window>`: `rem` (the percentage that remains) and `rst`",
 )

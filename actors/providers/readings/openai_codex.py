@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from ..grammar import instant, number
+from ..grammar import Milliseconds, instant, number, percent
 from ..stated import WaitKind, WaitScope
+from ..windows import UsageWindow
 from . import openai
 from .generic import FIELDS, TEXT, UNTILS, full, quoted
 from .phrases import stated_moments
-from .response import Response, Statement, after
+from .response import Response, Statement, after, usage_window
 from .table import KindRow, Reading, UntilRow, named, worded
 
 _USED = re.compile(r"(x-codex-(?:[a-z0-9_]+-)*(?:primary|secondary))-used-percent")
@@ -83,12 +84,66 @@ def _event_windows(response: Response) -> Iterator[Statement]:
 
 def event_windows(response: Response) -> Iterator[tuple[str, Mapping[str, object]]]:
     """The windows of a `codex.rate_limits` event that says that a limit was reached."""
+    for limits in _events(response):
+        if limits.get("limit_reached") is True:
+            yield from _windows_of(limits)
+
+
+def _told_windows(response: Response) -> Iterator[tuple[str, Mapping[str, object]]]:
+    for limits in _events(response):
+        yield from _windows_of(limits)
+
+
+def _events(response: Response) -> Iterator[Mapping[str, object]]:
     for _event, data in response.documents:
         limits = data.get("rate_limits") if data.get("type") == "codex.rate_limits" else None
-        if isinstance(limits, dict) and limits.get("limit_reached") is True:
-            for name in ("primary", "secondary"):
-                if isinstance(limits.get(name), dict):
-                    yield name, limits[name]
+        if isinstance(limits, dict):
+            yield limits
+
+
+def _windows_of(limits: Mapping[str, object]) -> Iterator[tuple[str, Mapping[str, object]]]:
+    for name in ("primary", "secondary"):
+        stated = limits.get(name)
+        if isinstance(stated, dict):
+            yield name, stated
+
+
+def usage_windows(response: Response) -> Iterator[UsageWindow]:
+    """The windows in the headers and in `codex.rate_limits` events, full or not."""
+    for name in response.headers:
+        match = _USED.fullmatch(name[:200])
+        if match is None:
+            continue
+        prefix = match[1]
+        yield from usage_window(
+            _window(response.value(f"{prefix}-window-minutes"), prefix),
+            percent(response.value(name)),
+            _reset(
+                response,
+                response.value(f"{prefix}-reset-at"),
+                response.value(f"{prefix}-reset-after-seconds"),
+            ),
+        )
+    for name, stated in _told_windows(response):
+        yield from usage_window(
+            _window(stated.get("window_minutes"), name),
+            percent(stated.get("used_percent")),
+            _reset(
+                response,
+                stated.get("reset_at", stated.get("resets_at")),
+                stated.get("reset_after_seconds", stated.get("resets_in_seconds")),
+            ),
+        )
+
+
+def _reset(response: Response, at: object, left: object) -> Milliseconds | None:
+    """The later of an instant and the seconds to go; within a second they are one."""
+    at_ms = instant(at)
+    wait_ms = number(left, unit_ms=1_000)
+    if not wait_ms or response.received_ms is None:
+        return at_ms
+    ends_ms = response.received_ms + wait_ms
+    return ends_ms if at_ms is None or ends_ms > at_ms + REPEATED_WITHIN_MS else at_ms
 
 
 def _window(minutes: object, name: str) -> str:
@@ -169,4 +224,7 @@ READING = Reading(
     ),
     recognises,
     aliases=("codex", "chatgpt"),
+    windows=usage_windows,
+    windows_how="`x-codex-…-used-percent`, `-reset-at` and `-reset-after-seconds`; the same of a "
+    "`codex.rate_limits` event",
 )

@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
 
-from ..grammar import Milliseconds
+from abeyance.storage.tables.fields import INSTANT_MS_MAX
+
+from ..grammar import Milliseconds, printable
 from ..instants import deadline_ms
 from ..stated import WaitScope
+from ..windows import UsageWindow
 from .documents import Document, documents_of
 from .faults import Fault, faults_of
 
@@ -84,6 +87,25 @@ class Statement:
     scope: WaitScope | None = None
     unstated: bool = False
     """A window that is used up and does not say until when. It is longer than one that is over."""
+
+
+def usage_window(
+    name: object,
+    used_percent: float | None,
+    resets_ms: Milliseconds | None,
+    scope: WaitScope | None = None,
+) -> Iterator[UsageWindow]:
+    """One usage window, where it has a name and tells anything; bounded."""
+    cleaned = printable(name, chars_max=64).strip() if isinstance(name, str) else ""
+    if resets_ms is not None and not 0 <= resets_ms <= INSTANT_MS_MAX:
+        resets_ms = None
+    if cleaned and (used_percent is not None or resets_ms is not None):
+        yield UsageWindow(
+            name=cleaned,
+            used_percent=used_percent,
+            resets_ms=None if resets_ms is None else int(resets_ms),
+            scope=scope,
+        )
 
 
 Signal = Callable[[Response], Iterable[Statement]]

@@ -13,10 +13,11 @@ Invariants:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ..stated import WaitKind, WaitScope
+from ..windows import UsageWindow
 from .response import Response, Signal, Statement
 
 
@@ -55,6 +56,10 @@ class Reading:
     """Whether a response is this provider's beyond doubt, where the caller did not say."""
     aliases: tuple[str, ...] = ()
     notes: str = ""
+    windows: Callable[[Response], Iterable[UsageWindow]] = lambda _response: ()
+    """The usage windows that a response tells, full or not."""
+    windows_how: str = ""
+    """Where they stand, for people."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,101 @@
+"""Usage windows as data: what an account has used of each, and when it starts anew. Pure.
+
+A reading arrives beside a reply or in a status line and is telemetry: it holds nobody. It is what
+tells until when, once a wall was hit, and what a host looks at before it starts more work.
+
+Invariants:
+    I1  A reset is an instant, never a duration: a duration loses its origin when it is saved.
+    I2  What was not stated is None: no share is 0, and no reset is 1970.
+    I3  A reading tells whose account it is from, and is used for no other.
+    I4  A reset that has passed is no time to go on at: what is known of its window is out of date.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from abeyance.storage.tables.fields import Instant, Name
+
+from .stated import WaitScope
+
+WINDOWS_MAX = 64
+"""So many windows of one response are kept; no provider has a tenth of it."""
+FULL_PERCENT = 100.0
+
+
+class UsageWindow(msgspec.Struct, frozen=True, kw_only=True):
+    """One window: what was used of it, and when it starts anew.
+
+    `used_percent` may pass 100. `resets_ms` is an epoch instant in milliseconds, rounded up. Each
+    is None where it was not stated or could not be read. `scope` is `model` where the window is
+    one model's own.
+    """
+
+    name: Name
+    used_percent: Annotated[float, Meta(ge=0)] | None = None
+    resets_ms: Instant | None = None
+    scope: WaitScope | None = None
+
+    def concerns(self, model: str) -> bool:
+        """Whether calls to a model use it up: a model's own window only that model's do."""
+        return self.scope is not WaitScope.MODEL or self.name.rpartition("_")[2] in model.lower()
+
+
+class UsageReading(msgspec.Struct, frozen=True, kw_only=True):
+    """The windows of one response, as they were at `read_ms`.
+
+    `credential` is the fingerprint of the account that was asked (`Provider.credential`), or None
+    where it is not known: then nothing may be concluded for another session.
+    """
+
+    windows: Annotated[tuple[UsageWindow, ...], Meta(max_length=WINDOWS_MAX)]
+    read_ms: Instant
+    credential: Name | None = None
+
+    def of_account(self, credential: str | None) -> tuple[UsageWindow, ...]:
+        """The windows, where they are this account's; otherwise none."""
+        return self.windows if credential is not None and credential == self.credential else ()
+
+
+def latest_reset_of_full(windows: Iterable[UsageWindow], now_ms: int) -> int | None:
+    """When the last of the windows that are used up starts anew: only then do all let a call by.
+
+    None where none is full, or no full one has a reset that is still to come.
+    """
+    return max(
+        (
+            reset
+            for window in windows
+            if window.used_percent is not None
+            and window.used_percent >= FULL_PERCENT
+            and (reset := _to_come(window, now_ms)) is not None
+        ),
+        default=None,
+    )
+
+
+def reset_of_most_used(windows: Iterable[UsageWindow], now_ms: int) -> int | None:
+    """When the most used window starts anew, for a wall that something else tells of.
+
+    At the instant of the wall a status may still read 99.6. None where the most used window has no
+    reset that is still to come: the next one's would be a guess.
+    """
+    known = [window for window in windows if window.used_percent is not None]
+    if not known:
+        return None
+    return _to_come(max(known, key=lambda window: window.used_percent or 0.0), now_ms)
+
+
+def most_used(windows: Iterable[UsageWindow]) -> UsageWindow | None:
+    """The window that leaves least, the first of equals; None where no share is known."""
+    known = [window for window in windows if window.used_percent is not None]
+    return max(known, key=lambda window: window.used_percent or 0.0, default=None)
+
+
+def _to_come(window: UsageWindow, now_ms: int) -> int | None:
+    reset = window.resets_ms
+    return reset if reset is not None and reset > now_ms else None
