@@ -30,7 +30,8 @@ from abeyance.storage.tables.slots import Cut
 
 from .disposal import dispose, end_agent
 from .domain.errors import InvalidInputError, not_stored
-from .domain.ingress import Content, check_name, clean_text
+from .domain.ingress import Content, check_name
+from .domain.requesters import Door
 from .domain.slot_messages import Receipt
 from .domain.slot_rows import read_content, read_cuts, read_owner, read_rows
 from .handle import AgentHandle
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from .runtime import Runtime
 
 ROWS_A_COMMIT: Final = 100
-REQUESTER_CHARS_MAX: Final = 200
 NAME_BYTES_KEPT: Final = 100
 """Of the parent's name, which a fork's begins with; the rest makes it the only one."""
 
@@ -84,7 +84,7 @@ class Conversation(AgentHandle):
         channel = self.channel if channel is None else channel
         return super().hand_over(content, author, id=id, wake=wake, channel=channel)
 
-    async def close(self, *, requester: str = "host") -> None:
+    async def close(self, *, requester: str = "host", door: Door = "api") -> None:
         """Let the turns that are asked for run, then end the agent; its slot stays.
 
         What was queued lands in its slot. A held turn, and every wake that no turn answered, is
@@ -94,13 +94,17 @@ class Conversation(AgentHandle):
         A checkpoint. Cancelled: it starts no more turns; close it again.
         Durable: on return.
 
+        Args:
+            requester: Who asks, as for `Runtime.release_provider_wait`; so is `door`.
         Raises:
+            InvalidInputError: The requester is malformed; nothing was done.
+            NotPermittedError: The host's admin gate did not let it pass; nothing was done.
             NotStoredError: Its end could not be stored; it is open, and starts no more turns.
             AgentParkedError: Its slot crashed too often; resume it first.
             RuntimeClosedError: The runtime has ended.
         """
         self._runtime._check_open()
-        by = clean_text(str(requester), REQUESTER_CHARS_MAX) or "?"
+        by = self._runtime._permitted("close", self.name, requester, door)
         if self.name in self._runtime._members:
             await end_agent(self._runtime, self.name, by, finish=True)
 

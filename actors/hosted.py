@@ -228,15 +228,11 @@ class HostedRuntime:
 
         return self._call(remove, block)
 
-    @overload
-    def resume_agent(self, name: str, *, block: Literal[True] = True) -> bool: ...
-    @overload
-    def resume_agent(self, name: str, *, block: Literal[False]) -> TrioFuture[bool]: ...
-    def resume_agent(self, name: str, *, block: bool = True) -> Any:
+    def resume_agent(self, name: str, *, requester: str = "host", block: bool = True) -> Any:
         """Start a parked agent again. As `Runtime.resume_agent`."""
 
         async def resume(runtime: Runtime) -> bool:
-            return await runtime.resume_agent(name)
+            return await runtime.resume_agent(name, requester=requester)
 
         return self._call(resume, block)
 

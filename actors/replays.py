@@ -47,6 +47,18 @@ def read_page(
     return archive.listing(kind, before=before, limit=limit)
 
 
+def actor_of(store: Store, kind: Kind, number: int) -> str:
+    """Whose mailbox a row's message was in.
+
+    Raises:
+        InvalidInputError: The number is none.
+        UnknownEntryError, MessageNotKeptError: No such row, or it cannot be trusted.
+    """
+    check_number(number, "id")
+    actor: str = _read(store, kind, number).record.actor
+    return actor
+
+
 async def replay(
     archive: ArchiveBook,
     store: Store,

@@ -26,6 +26,7 @@ from .core import ActorSystem, ChildSpec, Supervisor, SupervisorSpec, TrioActorR
 from .core.clock import Clock
 from .core.errors import ActorDeadError
 from .core.hub import CAPACITY, Subscription
+from .core.logs import Log
 from .core.reminders import MemoryReminders
 from .core.tree import DEPTH, NODES, WIDTH, TreeNode
 from .disposal import end_agent
@@ -50,7 +51,7 @@ from .domain.errors import (
     AgentOwnedElsewhereError,
     UnknownAgentError,
 )
-from .domain.ingress import Content, check_name, clean_text, identity
+from .domain.ingress import Content, check_name, identity
 from .domain.journal import CommitFigures, Journal
 from .domain.protocol import OfferPending, ReleaseReceipt, ReleaseWaits
 from .domain.reminders import NAME as REMINDERS
@@ -65,13 +66,14 @@ from .ephemeral import EphemeralRuns
 from .groups import Groups
 from .handle import AgentHandle, closed
 from .members import Member
-from .replays import read_page, replay
+from .replays import actor_of, read_page, replay
 from .status import AgentHealth, RuntimeStatistics, RuntimeStatus
 
 STOP_DEADLINE_S: Final = 30.0
 """How long a graceful end may take before what is left is cut off; what is durable stays."""
-REQUESTER_CHARS_MAX: Final = 200
 EVERY_MODEL: Final = "*"
+
+_logger = Log(__name__)
 
 
 class Runtime:
@@ -314,7 +316,7 @@ class Runtime:
         self._check_open()
         return await self._runs.run(spec, content, author)
 
-    async def remove_agent(self, name: str, *, requester: str = "host") -> None:
+    async def remove_agent(self, name: str, *, requester: str = "host", door: Door = "api") -> None:
         """End an agent: its live turn is cancelled, and nothing of it runs any more.
 
         What was queued lands in its slot. A held turn is ended; every wake that no turn answered
@@ -324,28 +326,40 @@ class Runtime:
         A checkpoint. Cancelled: it starts no more turns; remove it again.
         Durable: on return.
 
+        Args:
+            requester: Who asks, as for `release_provider_wait`; so is `door`.
         Raises:
             UnknownAgentError: No such agent here; nothing was done.
+            InvalidInputError: The requester is malformed; nothing was done.
+            NotPermittedError: The host's admin gate did not let it pass; nothing was done.
             NotStoredError: Its end could not be stored; it is here, and starts no more turns.
             AgentParkedError: Its slot crashed too often; resume it first.
             RuntimeClosedError: The runtime has ended.
         """
-        by = clean_text(str(requester), REQUESTER_CHARS_MAX) or "?"
+        self._member(name)
+        by = self._permitted("remove_agent", name, requester, door)
         await end_agent(self, name, by, finish=False)
 
-    async def resume_agent(self, name: str) -> bool:
+    async def resume_agent(self, name: str, *, requester: str = "host", door: Door = "api") -> bool:
         """Start a parked agent again, with everything that was accepted for it. An operator's act.
 
-        A checkpoint. Durable: nothing is recorded; an agent is parked in its process only.
+        A checkpoint. Durable: nothing is recorded; an agent is parked in its process only. Who
+        asked is logged.
 
+        Args:
+            requester: Who asks, as for `release_provider_wait`; so is `door`.
         Returns:
             Whether it was parked.
         Raises:
             UnknownAgentError: No such agent here.
+            InvalidInputError: The requester is malformed; nothing was done.
+            NotPermittedError: The host's admin gate did not let it pass; nothing was done.
         """
         member = self._member(name)
+        by = self._permitted("resume_agent", name, requester, door)
         was_parked = member.is_parked
         if was_parked:
+            _logger.info("agent %r is resumed by %s", name, by, agent=name)
             for group in (member.slot_group, member.group):
                 if group.state == "parked":
                     group.unpark()
@@ -468,7 +482,13 @@ class Runtime:
         self._check_open()
         return read_page(self._archive, "quarantine", before, limit)
 
-    async def replay_dead_letter(self, id: int, *, requester: str) -> ArchivedMessage:  # noqa: A002
+    async def replay_dead_letter(
+        self,
+        id: int,  # noqa: A002
+        *,
+        requester: str,
+        door: Door = "api",
+    ) -> ArchivedMessage:
         """Send a dead letter's message to its actor again, as a tell; count it in its row.
 
         A checkpoint. Cancelled: it may have been counted and sent; the row tells.
@@ -476,27 +496,37 @@ class Runtime:
 
         Args:
             id: The row's number.
-            requester: Who asks, as it is recorded; one line, cut off at 200 characters.
+            requester: Who asks, as for `release_provider_wait`; so is `door`. The admin gate is
+                asked about the row's actor.
         Returns:
             The row as it stands. What becomes of the message shows as a row of its own, if it ends
             so again.
         Raises:
-            InvalidInputError: The number is none; nothing was done.
+            InvalidInputError: The number is none, or the requester is malformed; nothing was done.
+            NotPermittedError: The host's admin gate did not let it pass; nothing was done.
             UnknownEntryError: No such row; nothing was done.
             ReplaysExceededError: It was replayed once already; nothing was done.
             MessageNotKeptError: The message could not be stored; nothing was done.
             ActorDeadError, MailboxFullError: Nobody took it; nothing was sent, nor counted.
             NotStoredError: The count could not be stored; nothing was sent.
         """
-        return await self._replay("dead_letter", id, requester)
+        return await self._replay("dead_letter", id, requester, door)
 
-    async def replay_quarantined(self, id: int, *, requester: str) -> ArchivedMessage:  # noqa: A002
+    async def replay_quarantined(
+        self,
+        id: int,  # noqa: A002
+        *,
+        requester: str,
+        door: Door = "api",
+    ) -> ArchivedMessage:
         """Send a quarantined message to its actor again. As `replay_dead_letter`."""
-        return await self._replay("quarantine", id, requester)
+        return await self._replay("quarantine", id, requester, door)
 
-    async def _replay(self, kind: Kind, number: int, requester: str) -> ArchivedMessage:
+    async def _replay(self, kind: Kind, number: int, requester: str, door: Door) -> ArchivedMessage:
         self._check_open()
-        by = clean_text(str(requester), REQUESTER_CHARS_MAX)
+        read_requester(requester, door)  # What is malformed is told before what is not there.
+        verb = "replay_dead_letter" if kind == "dead_letter" else "replay_quarantined"
+        by = self._permitted(verb, actor_of(self._store, kind, number), requester, door)
         return await replay(
             self._archive, self._store, self._journal, kind, number, by, self.clock.now_ms()
         )

@@ -25,8 +25,10 @@ class OperatorAct(NamedTuple):
     """What a host's admin gate is asked about."""
 
     verb: str
-    """The method's name: `release_provider_wait`, `rewind`, `undo_rewind`."""
+    """The method's name: `release_provider_wait`, `rewind`, `undo_rewind`, `remove_agent`,
+    `close` (a conversation's), `resume_agent`, `replay_dead_letter`, `replay_quarantined`."""
     agent: str
+    """Whom it concerns; of a replay the name of the actor whose message it was."""
     requester: str
     """As it would be recorded."""
 

@@ -111,10 +111,22 @@ class Controlled(Protocol):
     def alerts(self, *, after: int | None, limit: int) -> Sequence[Any]:
         """Rows that `AlertReport` mirrors, oldest first."""
 
-    async def replay_dead_letter(self, id: int, *, requester: str) -> Any:  # noqa: A002
+    async def replay_dead_letter(
+        self,
+        id: int,  # noqa: A002
+        *,
+        requester: str,
+        door: Door,
+    ) -> Any:
         """Send a dead letter's message again; the row, counted."""
 
-    async def replay_quarantined(self, id: int, *, requester: str) -> Any:  # noqa: A002
+    async def replay_quarantined(
+        self,
+        id: int,  # noqa: A002
+        *,
+        requester: str,
+        door: Door,
+    ) -> Any:
         """Send a quarantined message again; the row, counted."""
 
 
@@ -284,7 +296,8 @@ class _Server:
         if isinstance(request, ReplayRequest):
             dead = request.kind == "dead_letter"
             replay = self._runtime.replay_dead_letter if dead else self._runtime.replay_quarantined
-            sent = await replay(request.id, requester=clean_requester(request.requester))
+            by = clean_requester(request.requester)
+            sent = await replay(request.id, requester=by, door="cli")
             return ReplayReport(replayed=_mirror(sent, EntryReport))
         agent = None if request.agent is msgspec.UNSET else request.agent
         waits = self._runtime.provider_waits(agent)

@@ -381,8 +381,8 @@ async def test_replay_from_an_earlier_life_is_handled_and_counted(
         await host.ask("sync")
         assert host._cell.kept["seen"] == [{"crash": "x"}, "sync"]
         (record,) = world.rows("quarantine")
-        assert (record.replays, record.replayed_by) == (1, "ops [0m ")
-        assert [line.text for line in world.rows("log")] == ["quarantine 1 by ops [0m "]
+        assert (record.replays, record.replayed_by) == (1, "api:ops [0m")
+        assert [line.text for line in world.rows("log")] == ["quarantine 1 by api:ops [0m"]
     async with world.open() as runtime:
         await start(world)
         with pytest.raises(ReplaysExceededError) as caught:

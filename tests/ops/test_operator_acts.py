@@ -1,0 +1,258 @@
+"""Every act that names who asks, at every door there is to it: validated alike, and asked of the
+host's admin gate where it comes through the host's own API, blocking or not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import trio
+
+from abeyance.actors import AgentSpec, HostedRuntime, Runtime, open_runtime
+from abeyance.actors.core.errors import AbeyanceError
+from abeyance.actors.domain.errors import InvalidInputError, NotPermittedError
+from abeyance.actors.domain.protocol import RecordWait
+from abeyance.actors.domain.requesters import OperatorAct
+from abeyance.actors.ops import cli
+from abeyance.actors.testing import ScriptedProvider, reply
+
+from .test_control import asked, in_thread, request
+from .test_entries import Crashing, crash
+
+
+class Act(NamedTuple):
+    """One act: its name at the gate, whom it is of, and how it is asked for at each door."""
+
+    agent: str
+    api: Callable[[Runtime, Any], Awaitable[Any]]
+    hosted: Callable[[HostedRuntime, Any], Any]
+    socket: dict[str, Any] | None = None
+    """The control request, where the socket has the act."""
+    arguments: tuple[str, ...] | None = None
+    """What the command line is called with, without the directory behind the verb."""
+
+
+async def _close(runtime: Runtime, by: Any) -> None:
+    fork = await runtime.open_conversation("ana", channel="c")
+    await fork.close(requester=by)
+
+
+ACTS: dict[str, Act] = {
+    "release_provider_wait": Act(
+        "ana",
+        lambda runtime, by: runtime.release_provider_wait("ana", requester=by),
+        lambda host, by: host.release_provider_wait("ana", requester=by),
+        {"verb": "release", "agent": "ana"},
+        ("release", "ana"),
+    ),
+    "undo_rewind": Act(
+        "ana",
+        lambda runtime, by: runtime.agent("ana").undo_rewind(requester=by),
+        lambda host, by: host.agent("ana").undo_rewind(requester=by),
+        {"verb": "rewind", "agent": "ana", "undo": True},
+        ("rewind", "ana", "--undo"),
+    ),
+    "rewind": Act(
+        "ana",
+        lambda runtime, by: runtime.agent("ana").rewind(to=0, requester=by),
+        lambda host, by: host.agent("ana").rewind(to=0, requester=by),
+        {"verb": "rewind", "agent": "ana", "to": 0},
+        ("rewind", "ana", "--place", "0"),
+    ),
+    "replay_dead_letter": Act(
+        "gone",
+        lambda runtime, by: runtime.replay_dead_letter(1, requester=by),
+        lambda host, by: host.replay_dead_letter(1, requester=by),
+        {"verb": "replay", "kind": "dead_letter", "id": 1},
+        ("dead-letters", "--replay", "1"),
+    ),
+    "replay_quarantined": Act(
+        "host",
+        lambda runtime, by: runtime.replay_quarantined(1, requester=by),
+        lambda host, by: host.replay_quarantined(1, requester=by),
+        {"verb": "replay", "kind": "quarantine", "id": 1},
+        ("quarantine", "--replay", "1"),
+    ),
+    "close": Act(
+        "a fork of ana",
+        _close,
+        lambda host, by: host.open_conversation("ana", channel="c").close(requester=by),
+    ),
+    "resume_agent": Act(
+        "ana",
+        lambda runtime, by: runtime.resume_agent("ana", requester=by),
+        lambda host, by: host.resume_agent("ana", requester=by),
+    ),
+    "remove_agent": Act(
+        "ana",
+        lambda runtime, by: runtime.remove_agent("ana", requester=by),
+        lambda host, by: host.remove_agent("ana", requester=by),
+    ),
+}
+
+
+async def prepare(runtime: Runtime) -> None:
+    """Something to do for each act: a wait, a rewound message, a fork, a message of each kind."""
+    provider = ScriptedProvider([reply("one"), reply("two")])
+    ana = await runtime.add_agent(AgentSpec(name="ana", provider=provider, model="m"))
+    for words in ("a", "b"):
+        await ana.send(words)
+        await ana.wait_idle()
+    await ana.rewind(to=2, requester="setup")
+    await runtime._ledger.ask(RecordWait("ana", "m", None, "slow down"))
+    await runtime.open_conversation("ana", channel="c")
+    await crash(runtime, "one")
+    runtime._system.start(Crashing, name="gone")
+
+
+async def stands(runtime: Runtime) -> dict[str, Any]:
+    """Whatever an act could have changed."""
+    return {
+        "waits": runtime.provider_waits(),
+        "transcript": [each.text async for each in runtime.agent("ana").transcript()],
+        "agents": sorted(runtime._members),
+        "replays": [each.replays for each in (*runtime.dead_letters(), *runtime.quarantine())],
+    }
+
+
+class Gate:
+    """A host's admin gate that remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.seen: list[OperatorAct] = []
+
+    def __call__(self, act: OperatorAct) -> bool:
+        self.seen.append(act)
+        return act.requester in ("api:setup", "api:ops")
+
+    def asked(self) -> list[OperatorAct]:
+        """What it was asked since the preparation."""
+        return [act for act in self.seen if act.requester != "api:setup"]
+
+
+def expected(verb: str, runtime: Runtime, by: str) -> OperatorAct:
+    agent = ACTS[verb].agent
+    if verb == "close":
+        (agent,) = (name for name in runtime._members if name != "ana")
+    return OperatorAct(verb, agent, by)
+
+
+BAD = ["", " \n\t", "api:", None, 7, ["ops"]]
+
+
+@pytest.fixture(autouse=True)
+def _mended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Crashing, "mended", set())
+
+
+@pytest.mark.behaviour("W-118")
+@pytest.mark.parametrize("verb", ACTS)
+async def test_act_of_somebody_whom_the_gate_refuses_or_who_says_nothing_changes_nothing(
+    state: Path, verb: str
+) -> None:
+    gate = Gate()
+    async with open_runtime(state, admin=gate, control=False) as runtime:
+        await prepare(runtime)
+        before = await stands(runtime)
+        for bad in BAD:
+            with pytest.raises(InvalidInputError) as malformed:
+                await ACTS[verb].api(runtime, bad)
+            assert malformed.value.field == "requester"
+        assert gate.asked() == []
+        with pytest.raises(NotPermittedError) as caught:
+            await ACTS[verb].api(runtime, "eve")
+        assert gate.asked() == [expected(verb, runtime, "api:eve")]
+        assert (caught.value.verb, caught.value.agent) == gate.asked()[0][:2]
+        assert await stands(runtime) == before
+        await ACTS[verb].api(runtime, "ops")
+        assert gate.asked()[1:] == [gate.asked()[0]._replace(requester="api:ops")]
+
+
+@pytest.mark.behaviour("W-118")
+@pytest.mark.parametrize("verb", ACTS)
+def test_act_of_somebody_whom_the_gate_refuses_changes_nothing_under_threads(
+    tmp_path: Path, verb: str
+) -> None:
+    gate = Gate()
+    with HostedRuntime(tmp_path / "state", admin=gate, control=False) as host:
+        host._call(prepare, True)
+        before = host._call(stands, True)
+        for bad in BAD:
+            with pytest.raises(InvalidInputError) as malformed:
+                ACTS[verb].hosted(host, bad)
+            assert malformed.value.field == "requester"
+        with pytest.raises(NotPermittedError):
+            ACTS[verb].hosted(host, "eve")
+        assert gate.asked() == [expected(verb, host.runtime, "api:eve")]
+        assert host._call(stands, True) == before
+        ACTS[verb].hosted(host, "ops")
+        assert [act.requester for act in gate.asked()] == ["api:eve", "api:ops"]
+
+
+@pytest.mark.behaviour("W-118")
+@pytest.mark.parametrize("verb", [verb for verb, act in ACTS.items() if act.socket is not None])
+async def test_act_at_the_socket_is_recorded_as_its_own_and_not_asked_of_the_hosts_gate(
+    state: Path, verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gate, act = Gate(), ACTS[verb]
+    assert act.socket is not None
+    assert act.arguments is not None
+    async with open_runtime(state, admin=gate) as runtime:
+        await prepare(runtime)
+        before = await stands(runtime)
+        fields = {name: value for name, value in act.socket.items() if name != "verb"}
+        for bad in (None, 7, ["ops"], {}):
+            line = request(act.socket["verb"], **fields, requester=bad)
+            (answer,) = await in_thread(asked, state, line)
+            assert not answer["ok"]
+            assert answer["error"]["field"] == "requester"
+        assert await stands(runtime) == before
+        line = request(act.socket["verb"], **fields, requester="eve\n[admin] forged")
+        (answer,) = await in_thread(asked, state, line)
+        assert answer["ok"], answer
+        assert await stands(runtime) != before
+        assert gate.asked() == []
+        told = [row.record.text for _, row in runtime._store.scan("log")]  # type: ignore[union-attr]
+        assert "by cli:eve [admin] forged" in told[-1]
+
+
+@pytest.mark.behaviour("W-118")
+@pytest.mark.parametrize("verb", [verb for verb, act in ACTS.items() if act.arguments is not None])
+async def test_act_by_the_command_line_is_recorded_with_the_users_name(
+    state: Path, verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LOGNAME", "eve\x1b[0m")
+    gate, act = Gate(), ACTS[verb]
+    assert act.arguments is not None
+    async with open_runtime(state, admin=gate) as runtime:
+        await prepare(runtime)
+        before = await stands(runtime)
+        command, *rest = act.arguments
+        code = await trio.to_thread.run_sync(cli.main, (command, str(state), *rest, "--json"))
+        out = capsys.readouterr()
+        assert code == 0, out.err
+        json.loads(out.out)
+        assert await stands(runtime) != before
+        assert gate.asked() == []
+        told = [row.record.text for _, row in runtime._store.scan("log")]  # type: ignore[union-attr]
+        assert "by cli:eve" in told[-1]
+        assert "\x1b" not in told[-1]
+
+
+async def test_act_that_is_malformed_otherwise_is_told_so_whoever_asks(state: Path) -> None:
+    gate = Gate()
+    async with open_runtime(state, admin=gate, control=False) as runtime:
+        for malformed in (
+            lambda: runtime.release_provider_wait("*", requester="eve"),
+            lambda: runtime.remove_agent("nobody", requester="eve"),
+            lambda: runtime.resume_agent("nobody", requester="eve"),
+            lambda: runtime.replay_dead_letter(-1, requester="eve"),
+            lambda: runtime.replay_quarantined(9, requester="eve"),
+        ):
+            with pytest.raises(AbeyanceError) as caught:
+                await malformed()
+            assert not isinstance(caught.value, NotPermittedError)
+        assert gate.seen == []
