@@ -32,7 +32,7 @@ from .disposal import dispose, end_agent
 from .domain.errors import InvalidInputError, not_stored
 from .domain.ingress import Content, check_name
 from .domain.requesters import Door
-from .domain.slot_messages import Receipt
+from .domain.slot_messages import BeginFork, Receipt
 from .domain.slot_rows import read_content, read_cuts, read_owner, read_rows
 from .handle import AgentHandle
 
@@ -158,6 +158,7 @@ class Conversations:
                 return found
             if row is not None:
                 await self._end_rest(key, row.record.agent)
+            await self._begin(key[0])
             record = ConversationRecord(
                 agent=_fresh_name(key[0]),
                 base_seq=await self._base_of(key[0]),
@@ -168,6 +169,15 @@ class Conversations:
             put = Put("conversations", key, encode(record))
             if await self._commit(Request((guard,), (put,))):
                 return record.agent
+
+    async def _begin(self, agent: str) -> None:
+        """Have what is in the parent's slot stay there: the fork names its rows."""
+        parent = self._runtime._member(agent)
+        parent.check_not_parked()
+        with parent.parking.cut_off() as parked:
+            await parent.slot.ask(BeginFork())
+        if parked.cancelled_caught:
+            raise parent.parked_error()
 
     async def _end_rest(self, key: tuple[str, str], name: str) -> None:
         """Finish an end that took more than one commit and was cut off behind its first."""

@@ -99,7 +99,7 @@ class Calls:
             try:
                 failure = failure_of(error)
             except BaseException:
-                self.sent = permit.used
+                self.sent = self.sent or permit.used
                 gate.tell(Settle(permit, "unknown"))
                 raise
         else:
@@ -122,7 +122,8 @@ class Calls:
             provider_hold=settings.provider_hold,
             now_ms=self._seams.clock.now_ms(),
         )
-        self.sent = verdict.failure.error.sent
+        # One of the calls before this one may have been: it carried the same.
+        self.sent = self.sent or verdict.failure.error.sent
         # Cancelled here, the settlement is in the gate's mailbox all the same.
         settlement = Settle(
             permit,

@@ -66,6 +66,7 @@ from .slot_messages import (
     Accept,
     AcceptMany,
     AttachAgent,
+    BeginFork,
     CheckRewind,
     CloseGap,
     Dispose,
@@ -155,6 +156,8 @@ class SlotKept:
         self.agents: dict[str, Any] = {}
         self.injects: dict[str, bool] = {}
         self.granted: dict[str, TurnStart] = {}
+        self.forked = 0
+        """The last place that a conversation may have begun with, whether or not it did yet."""
         self.ended = False
         """Its agent was disposed of; what is sent to it now would wait for nobody."""
 
@@ -228,6 +231,7 @@ class Slot(TrioActor):
             f"slot:{self._slot}:{self.actor_urn}:{self.incarnation}", next(self._epochs)
         )
         self._view.book = self._book = SlotBook(self._store, self._slot, counter)
+        self._book.forked = max(self._book.forked, self.kept.forked)
         for agent in self.kept.agents:
             self._book.attach(agent)
 
@@ -248,6 +252,9 @@ class Slot(TrioActor):
                 return self._take_in(message)
             case RewindSlot() | UndoRewind():
                 return self._rewind(message)
+            case BeginFork():
+                self._book.forked = self.kept.forked = self._book.seq_next - 1
+                return self._take_in(message)
             case CheckRewind():
                 return check_rewind(self._book, message)
             case Dispose():
@@ -452,6 +459,8 @@ class Slot(TrioActor):
             case UndoRewind():
                 requests, receipt = plan_undo(book, message, chain)
                 return Plan(requests, len(requests), receipt)
+            case BeginFork():
+                return Plan([Request(chain=chain)], 1)
             case Rewake():
                 return Plan([book.rewake(message, chain)], 1)
             case Dispose():

@@ -11,8 +11,8 @@ Invariants:
     I3  A number is never used twice. Its body and slot row tell that it was used; a request that
         takes one without them, or moves rows, writes the lease, whose `entry_next` and `seq_next`
         then exceed every number used.
-    I4  `ranges` are exactly the rows that the next request carries: all but markers and what a
-        rewind cut off.
+    I4  The rows in `ranges` that are no markers are exactly what the next request carries: all but
+        what a rewind cut off.
     I5  A wake that an agent's open turn answers is no wake any more, whether or not its row is
         deleted yet; those whose rows are left are in `answered`.
     I6  What refuses to be planned (an error of this package) leaves the mirror as it was.
@@ -31,6 +31,7 @@ from abeyance.storage.store import Append, Chain, Delete, Guard, Put, Record, Re
 from abeyance.storage.tables.blocks import Block
 from abeyance.storage.tables.slots import (
     Body,
+    Carried,
     Entry,
     Head,
     Inboxed,
@@ -42,6 +43,7 @@ from abeyance.storage.tables.slots import (
 
 from .errors import InboxFullError
 from .slot_messages import Accept, Rewake
+from .slot_reading import Reading, joined, read_forked, reading
 from .slot_rows import read_rows, spans
 
 INBOX_ROWS_MAX: Final = 10_000
@@ -109,6 +111,10 @@ class SlotBook:
         self.heads: dict[str, Counted] = {}
         self.turns: dict[str, Counted] = {}
         self.ranges: list[list[int]] = []
+        self._reach = 0
+        self.carried: Carried | None = None
+        """The slot's last request."""
+        self.forked = read_forked(store, slot)
         self._settle_numbers()
         self._settle_ranges()
 
@@ -128,6 +134,7 @@ class SlotBook:
         """What the last request carried, and the sendable rows behind it (I4)."""
         cuts, after = self.lease.cuts, 0
         for _, carried in read_rows(self.store, "carried", (self.slot,), reverse=True, limit=1):
+            self.carried = carried
             for first, last in carried.rows:
                 for begin, end in spans(cuts, first, last):
                     self.carries(begin, last if end is None else end)
@@ -140,6 +147,8 @@ class SlotBook:
                     break
                 if entry.role != "marker":
                     self.carries(seq, seq)
+                else:
+                    self._skips(seq)
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -155,6 +164,10 @@ class SlotBook:
     def is_cut(self, seq: int) -> bool:
         """Whether a rewind took this place out of the transcript."""
         return any(cut.first <= seq <= cut.last for cut in self.lease.cuts)
+
+    def reading(self, seq: int) -> Reading:
+        """How far the message at a place was read, once what is planned is in."""
+        return reading(self.lease, self.carried, self.forked, seq)
 
     def attach(self, agent: str) -> None:
         """Mirror an agent's wakes and its open turn. Idempotent."""
@@ -403,13 +416,34 @@ class SlotBook:
         self._take_seq()
         if role != "marker":
             self.carries(seq, seq)
+        else:
+            self._skips(seq)
 
     def carries(self, first: int, last: int) -> None:
-        """Rows that requests carry: they extend the last range where they are its neighbours."""
-        if self.ranges and self.ranges[-1][1] == first - 1:
+        """Rows that requests carry: they extend the last range where nothing else lies between."""
+        if self.ranges and self._reach == first - 1:
             self.ranges[-1][1] = last
         else:
             self.ranges.append([first, last])
+        self._reach = last
+
+    def _skips(self, seq: int) -> None:
+        """A row that no request carries: the last range may go on behind it."""
+        if self._reach == seq - 1:
+            self._reach = seq
+
+    def keep_ranges(self, kept: list[list[int]], to: int) -> None:
+        """What is behind a place is carried no more."""
+        self.ranges, self._reach = kept, min(self._reach, to)
+
+    def sent(self, draft: Draft, sent: bool | None) -> None:
+        """The call that the last `carried` was written for was made (None: it may have been)."""
+        carried = self.carried
+        if sent is False or carried is None or carried.sent or carried.sent is sent:
+            return
+        self.carried = replace(carried, sent=sent)
+        draft.put("carried", (self.slot, self.lease.request_next - 1), self.carried)
+        self.write_lease(draft, read=joined(self.lease.read, carried.rows))
 
     # -- parts of a request ------------------------------------------------------------------
 

@@ -86,7 +86,7 @@ def _cut_off(book: SlotBook, dispose: Dispose) -> EndTurn:
         marker=_marker(dispose),
         results=(),
         failures=book.turns[dispose.agent].record.failures,
-        sent=False,
+        sent=None,
         at_ms=dispose.at_ms,
         give_back=False,
     )

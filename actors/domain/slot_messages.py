@@ -135,6 +135,13 @@ class PlacedRow(NamedTuple):
     blocks: tuple[Block, ...]
 
 
+class BeginFork(NamedTuple):
+    """Ask: a conversation is about to begin with this slot's rows: they count as read from now on.
+
+    Answered with None once everything that took one of them out is in.
+    """
+
+
 class HoldTurn(NamedTuple):
     """Ask: put the turn down. It keeps a row and nothing else; the inbox lands in the slot."""
 
@@ -143,8 +150,8 @@ class HoldTurn(NamedTuple):
     token: int
     held: Held
     failures: int
-    sent: bool
-    """Whether the request that led here reached the wire."""
+    sent: bool | None
+    """Whether the request that led here reached the wire; None where nobody can tell."""
 
 
 class CheckRewind(NamedTuple):
@@ -193,7 +200,8 @@ class EndTurn(NamedTuple):
     """What a reader of the transcript is told; never sent to a provider."""
     results: tuple[ToolResultBlock, ...]
     failures: int
-    sent: bool
+    sent: bool | None
+    """As of `HoldTurn`."""
     at_ms: int
     give_back: bool
     """Stop and quiesce give the turn's wakes back as one; the next start runs one fresh turn."""

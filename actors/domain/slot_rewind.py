@@ -115,7 +115,7 @@ def mark(book: SlotBook, draft: Draft, rewind: RewindSlot, *, is_answerable: boo
         by=rewind.by,
         at_ms=rewind.at_ms,
     )
-    book.ranges = kept
+    book.keep_ranges(kept, rewind.to)
     book.write_lease(draft, cuts=(*book.lease.cuts, cut))
     draft.appends.append(_line("slot_rewound", book.slot, cut, rewind))
     return RewindReceipt(first, last)

@@ -79,6 +79,8 @@ def plan_start(book: SlotBook, start: StartTurn, chain: Chain) -> Plan:
 def _take_up_live(book: SlotBook, start: StartTurn, chain: Chain) -> Plan:
     """The lease is this agent's own: its turn's task died. Nothing is drained mid-turn."""
     agent, row, draft = start.agent, book.turns[start.agent], Draft()
+    # Of what its task was doing nothing is known but what it recorded: the call may have been made.
+    book.sent(draft, None)
     turn = replace(
         row.record,
         attempts=row.record.attempts + 1,
@@ -146,7 +148,7 @@ def plan_round(book: SlotBook, round_: RecordRound, chain: Chain) -> Plan:
     if book.lease.gap is not None or turn.record.round != round_.round - 1:
         raise _out_of_turn(round_, f"round {round_.round} does not come next")
     content, draft = book.encode_content(round_.blocks), Draft()
-    _sent(book, draft)
+    book.sent(draft, True)
     book.place(
         draft,
         round_.message,
@@ -199,8 +201,7 @@ def plan_hold(book: SlotBook, hold: HoldTurn, chain: Chain) -> Plan:
     if book.lease.gap is not None:
         raise _out_of_turn(hold, f"the tool gap of round {book.lease.gap} is open")
     draft = Draft()
-    if hold.sent:
-        _sent(book, draft)
+    book.sent(draft, hold.sent)
     record = replace(turn.record, state="held", held=hold.held, failures=hold.failures)
     draft.put_counted("turns", (hold.agent, hold.turn), turn, record)
     return _free(book, draft, chain)
@@ -216,8 +217,7 @@ def plan_end(book: SlotBook, end: EndTurn, chain: Chain) -> Plan:
     if end.marker:
         marker = book.encode_content((TextBlock(text=end.marker),))
     draft = Draft()
-    if end.sent:
-        _sent(book, draft)
+    book.sent(draft, end.sent)
     if results is not None:
         message = f"results-{end.turn}-{end.token}"
         _place_results(book, draft, end.agent, message, results, end.at_ms)
@@ -334,16 +334,9 @@ def _carry(book: SlotBook, draft: Draft, round_: int) -> None:
         sent=False,
     )
     draft.put("carried", (book.slot, lease.request_next), carried)
+    book.carried = carried
     # What is deleted whole was in none of the rows above; nobody asks for it any more.
     cuts = tuple(
         cut for cut in lease.cuts if cut.pruned != cut.last or cut.last == book.seq_next - 1
     )
     book.write_lease(draft, request_next=lease.request_next + 1, cuts=cuts)
-
-
-def _sent(book: SlotBook, draft: Draft) -> None:
-    """The call that `carried` was written for was made."""
-    key = (book.slot, book.lease.request_next - 1)
-    row = book.store.get("carried", key)
-    if row is not None and not row.record.sent:
-        draft.put("carried", key, replace(row.record, sent=True))

@@ -107,20 +107,28 @@ class Lease(Record, frozen=True, kw_only=True):
     entry_next: Seq
     seq_next: Seq
     request_next: Seq
+    read: tuple[tuple[Seq, Seq], ...] = ()
+    """What requests carried that were sent, or may have been, as inclusive ranges in order. They
+    may span markers, which no request carries, and places whose rows are gone."""
     cuts: tuple[Cut, ...] = ()
     """The rewinds whose rows are not all deleted, or may be in the last `carried`; oldest first."""
 
 
 class Carried(Record, frozen=True, kw_only=True):
-    """Exactly which rows of the slot one request carries, as inclusive ranges of its sequence."""
+    """Exactly which rows of the slot one request carries, as inclusive ranges of its sequence.
+
+    A range may span markers, which no request carries, and places whose rows are gone: so the
+    ranges are few, however long the slot is.
+    """
 
     KIND = "carried"
     agent: Name
     turn: Seq
     round: Seq
     rows: tuple[tuple[Seq, Seq], ...]
-    sent: bool
-    """False: written before the call; true once the call was settled as sent."""
+    sent: bool | None
+    """False: written before the call; true once the call was settled as sent. None: who made it
+    died before it said, and it may have been."""
 
 
 class Wake(Record, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from abeyance.storage.store import Guard
 from abeyance.storage.tables.slots import MessageId
 
 from .desk import DeskStore, rows
-from .slots import SLOT, BookDesk, accept, check, load, numbers, shown, waiting, wakes_of
+from .slots import SLOT, BookDesk, accept, check, load, places, shown, waiting, wakes_of
 
 
 @pytest.mark.behaviour("D-024")
@@ -236,14 +236,14 @@ def test_an_unreadable_row_is_raised_and_not_read_around() -> None:
         SlotBook(store, SLOT, 1)
 
 
-def test_ranges_leave_markers_out_and_join_neighbours() -> None:
+def test_ranges_span_markers_which_no_request_carries() -> None:
     desk = BookDesk()
     desk.accept("go")
     desk.end(desk.start())
     desk.accept("again")
     turn = desk.start()
-    assert desk.book.ranges == [[1, 1], [3, 3]]
+    assert desk.book.ranges == [[1, 3]]
     desk.record(turn, 1, "done")
     desk.reload()
-    assert desk.book.ranges == [[1, 1], [3, 4]]
-    assert numbers(desk.book.ranges) == [1, 3, 4]
+    assert desk.book.ranges == [[1, 4]]
+    assert places(desk.store, desk.book.ranges) == [1, 3, 4]

@@ -28,7 +28,7 @@ from .slots import (
     close,
     end,
     hold,
-    numbers,
+    places,
     record,
     shown,
     start,
@@ -61,7 +61,7 @@ class Model:
         self.gap: list[str] = []
         self.attempts = 0
         self.injects = True
-        self.carried: list[tuple[int, int, list[int], bool]] = []
+        self.carried: list[tuple[int, int, list[int], bool | None]] = []
         self.places: list[int] = []
         self.seq_next = 1
         self.rewinds: list[tuple[int, list[str], list[int]]] = []
@@ -92,8 +92,8 @@ class Model:
     def carry(self) -> None:
         self.carried.append((self.turns, self.round + 1, self.sendable(), False))
 
-    def sent(self) -> None:
-        self.carried[-1] = (*self.carried[-1][:3], True)
+    def sent(self, sent: bool | None = True) -> None:
+        self.carried[-1] = (*self.carried[-1][:3], sent)
 
     def accept(self, words: str, own: bool) -> str:
         if not own:
@@ -117,6 +117,7 @@ class Model:
         if self.state == "running":
             self.attempts += 1
             if not self.gap:
+                self.sent(None)
                 self.carry()
             return True
         if self.state == "none":
@@ -348,7 +349,7 @@ class Life:
         assert {model.entries[words] for words in model.wakes} <= stand
         assert len(stand) == len(model.wakes) + model.given_back
         assert [
-            (row.turn, row.round, numbers(row.rows), row.sent)
+            (row.turn, row.round, places(store, row.rows), row.sent)
             for row in rows(store, "carried", (SLOT,)).values()
         ] == model.carried
         check(store)

@@ -32,7 +32,7 @@ from .slots import (
     end,
     hold,
     load,
-    numbers,
+    places,
     record,
     results,
     shown,
@@ -50,9 +50,9 @@ def turn_of(desk: BookDesk, agent: str = "ana") -> Turn:
     return found
 
 
-def carried(desk: BookDesk) -> list[tuple[int, list[int], bool]]:
+def carried(desk: BookDesk) -> list[tuple[int, list[int], bool | None]]:
     return [
-        (row.round, numbers(row.rows), row.sent)
+        (row.round, places(desk.store, row.rows), row.sent)
         for row in rows(desk.store, "carried", (SLOT,)).values()
     ]
 
@@ -195,7 +195,7 @@ def test_a_live_turn_taken_up_again_drains_nothing_and_gets_a_new_token() -> Non
     assert (second.turn, second.token, second.attempts) == (first.turn, first.token + 1, 2)
     assert waiting(desk.store) == ["a"]
     assert len(wakes_of(desk.store)) == 1
-    assert carried(desk) == [(1, [1], False), (1, [1], False)]
+    assert carried(desk) == [(1, [1], None), (1, [1], False)]
 
 
 def test_a_turn_taken_up_inside_a_gap_is_told_so_and_promises_no_new_request() -> None:
@@ -270,7 +270,7 @@ def test_what_a_request_carried_stays_as_it_was_when_later_ones_carry_more() -> 
     assert carried(desk) == [
         (1, [1], False),
         (1, [1, 3], True),
-        (2, [1, 3, 4, 5], False),
+        (2, [1, 3, 4, 5], None),
         (2, [1, 3, 4, 5], False),
     ]
 
@@ -408,7 +408,7 @@ def test_a_turn_ended_by_a_stop_gives_its_wakes_back_as_one() -> None:
     again = desk.start()
     assert again.turn == 2
     assert wakes_of(desk.store) == set()
-    assert numbers(desk.book.ranges) == [1, 2, 4]
+    assert places(desk.store, desk.book.ranges) == [1, 2, 4]
 
 
 def test_a_marker_is_shown_to_readers_and_carried_by_no_request() -> None:

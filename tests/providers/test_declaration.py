@@ -39,6 +39,7 @@ def test_a_whole_provider_is_returned_as_it_is():
         assert check_provider(provider) is provider
 
 
+@pytest.mark.behaviour("R-13")
 @pytest.mark.parametrize(
     ("candidate", "field"),
     [
