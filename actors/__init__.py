@@ -25,6 +25,7 @@ from .domain.alert_book import Alert, AlertNotDeliveredError, AlertSink, Webhook
 from .domain.archive_book import ArchivedMessage
 from .domain.drafts import Draft
 from .domain.fallback import FallbackChain, ModelChoice
+from .domain.mode import QuiesceReceipt, ResumeReceipt
 from .domain.policy import (
     Backoff,
     CallFailure,
@@ -71,8 +72,10 @@ __all__ = [
     "Pacing",
     "ProviderHold",
     "ProviderWait",
+    "QuiesceReceipt",
     "Receipt",
     "ReleaseReceipt",
+    "ResumeReceipt",
     "Retry",
     "Runtime",
     "RuntimeStatus",

@@ -147,6 +147,7 @@ class Conversations:
             member = await runtime._groups.start(settings, "conversation", agent)
             member.channel = channel
             runtime._members[name] = member
+            await runtime._quiescence.tell_newcomer(member)
 
     async def _named(self, key: tuple[str, str]) -> str:
         """The name of the channel's fork: the open one's, or that of a fresh one."""

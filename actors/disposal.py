@@ -10,6 +10,7 @@ Runs in: the task of whoever ends the agent, on the loop thread.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -52,7 +53,7 @@ async def end_agent(runtime: Runtime, name: str, by: str, *, finish: bool) -> No
     member.ending = trio.Event()
     try:
         with runtime._rings.waiting(name):
-            await _finish(member, finish=finish)
+            await _finish(member, lambda: _check_done(runtime, member), finish=finish)
         # Shielded: once asked for, an end is committed, and then nothing of it may go on.
         with trio.CancelScope(shield=True):
             await dispose(
@@ -69,7 +70,7 @@ async def end_agent(runtime: Runtime, name: str, by: str, *, finish: bool) -> No
         member.ending = None
 
 
-async def _finish(member: Member, *, finish: bool) -> None:
+async def _finish(member: Member, check_done: Callable[[], None], *, finish: bool) -> None:
     if member.group.state == "parked":
         # Nobody answers there. A turn that lives is ended with its rows.
         await member.group.stop()
@@ -78,10 +79,18 @@ async def _finish(member: Member, *, finish: bool) -> None:
     with member.parking.cut_off() as parked, suppress(ActorDeadError):
         if finish:
             await member.agent.ask(WaitIdle())
+            check_done()
         await member.agent.ask(FinishTurns() if finish else StopTurns())
     if parked.cancelled_caught:
         member.check_accepts()
         await member.group.stop()
+
+
+def _check_done(runtime: Runtime, member: Member) -> None:
+    """A host that is quiesced runs none of the turns that were asked for: then no end, either."""
+    book, name = member.slot_view.book, member.settings.name
+    if book is not None and book.has_work(name) and member.agent_view.activity != "held":
+        runtime._quiescence.check_serving()
 
 
 async def dispose(

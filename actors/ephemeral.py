@@ -42,6 +42,7 @@ from .domain.errors import (
 from .domain.gate import Gate
 from .domain.ingress import Content
 from .domain.limits import EPHEMERAL_SLEEP_MAX_MS, RECHECK_MS
+from .domain.mode import Quiesced
 from .domain.slot_messages import NothingToDo, StartTurn, TurnStart
 from .domain.slot_rows import read_rows
 from .domain.spec import AgentSpec, check_spec
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 
 NAME_BYTES_MAX: Final = 114
 """Of a specification's name: the rest of a run's name makes it the only one."""
+QUIESCED: Final = "the host is quiesced"
 INTERRUPTED: Final = "this run was interrupted; it is not taken up again"
 _logger = Log(__name__)
 
@@ -71,13 +73,21 @@ class EphemeralRun:
         self._runtime = runtime
         self._settings = settings
         self._scope = trio.CancelScope()
-        self._stopped = False
+        self._why = "its actors ended"
+        self._sleeps = False
+        self._may_sleep = True
         self._task: TurnTask | None = None
 
-    def stop(self) -> None:
-        """The runtime stops: end the run, and tell whoever waits for it so."""
-        self._stopped = True
+    def stop(self, why: str = "the runtime stops") -> None:
+        """End the run, and tell whoever waits for it so."""
+        self._why = why
         self._scope.cancel()
+
+    def drain(self) -> None:
+        """The host is quiesced: the turn may run to its end; a sleep leads to none, and is cut."""
+        self._may_sleep = False
+        if self._sleeps:
+            self.stop(QUIESCED)
 
     async def run(self, content: Content, author: str) -> str:
         """See `Runtime.run_ephemeral`."""
@@ -121,7 +131,7 @@ class EphemeralRun:
         )
         streak = Streak()
         while True:
-            start: TurnStart | NothingToDo = await self.slot.ask(
+            start: TurnStart | NothingToDo | Quiesced = await self.slot.ask(
                 StartTurn(
                     agent=self.name,
                     provider=type(settings.provider).__name__,
@@ -130,7 +140,9 @@ class EphemeralRun:
                     at_ms=runtime.clock.now_ms(),
                 )
             )
-            if isinstance(start, NothingToDo):
+            if not isinstance(start, TurnStart):
+                if isinstance(start, Quiesced):
+                    self._why = QUIESCED
                 raise self._interrupted()
             self._task = TurnTask(start, settings, seams, streak)
             outcome = await self._task.run()
@@ -138,7 +150,9 @@ class EphemeralRun:
             if isinstance(outcome, TurnEnded):
                 crashpoint("ephemeral.answered")
                 return self._answer(outcome, task)
+            self._sleeps = True
             await self._sleep(outcome.deferral)
+            self._sleeps = False
 
     def _answer(self, outcome: TurnEnded, task: TurnTask) -> str:
         store, number = self._runtime._store, task.start.turn
@@ -186,6 +200,8 @@ class EphemeralRun:
                 stated_ms=stated_ms,
                 sleep_max_ms=EPHEMERAL_SLEEP_MAX_MS,
             )
+        if not self._may_sleep:
+            self.stop(QUIESCED)
         while (left_ms := deadline_ms - clock.now_ms()) > 0:  # noqa: ASYNC110 - no event there.
             # In steps: a wall clock that is turned on ends the sleep, one turned back prolongs it.
             await trio.sleep(min(left_ms, RECHECK_MS) / 1_000)
@@ -229,10 +245,9 @@ class EphemeralRun:
             self.ended.set()
 
     def _interrupted(self) -> RunInterruptedError:
-        why = "the runtime stops" if self._stopped else "its actors ended"
         return RunInterruptedError(
-            f"ephemeral run {self.name!r}: {why}; it is over and is not taken up again; run it "
-            "again after the next start",
+            f"ephemeral run {self.name!r}: {self._why}; it is over and is not taken up again; run "
+            "it again after the next start",
             agent=self.name,
         )
 
@@ -257,6 +272,8 @@ class EphemeralRuns:
         try:
             return await run.run(content, author)
         finally:
+            # Also of a run that did not get as far as to have anything to end.
+            run.ended.set()
             del self.runs[name]
 
     async def stop(self) -> None:
@@ -265,6 +282,19 @@ class EphemeralRuns:
             run.stop()
         for run in list(self.runs.values()):
             await run.ended.wait()
+
+    async def drained(self) -> None:
+        """Wait until every run is over; one that sleeps a stated wait is ended now."""
+        for run in list(self.runs.values()):
+            run.drain()
+        for run in list(self.runs.values()):
+            await run.ended.wait()
+
+    def end_for_quiesce(self) -> tuple[str, ...]:
+        """End what is left of them, and say which."""
+        for run in self.runs.values():
+            run.stop(QUIESCED)
+        return tuple(sorted(self.runs))
 
     async def close_interrupted(self) -> None:
         """Close the runs whose process died: their turns end, what was queued lands (I3)."""

@@ -28,6 +28,7 @@ from .domain.alert_book import AlertDesk
 from .domain.auxiliary import Auxiliary
 from .domain.errors import AgentExistsError, AgentOwnedElsewhereError, not_stored
 from .domain.gate import Gate
+from .domain.mode import HostMode
 from .domain.slot import Slot, SlotView
 from .domain.slot_messages import AgentKind
 from .domain.slot_rows import check_agent_rows
@@ -53,6 +54,7 @@ class Groups:
         desk: AlertDesk,
         accounts: Accounts | None,
         salt: str,
+        mode: HostMode,
     ) -> None:
         self._system = system
         self._root = root
@@ -65,6 +67,7 @@ class Groups:
         self._desk = desk
         self._accounts = accounts
         self._salt = salt
+        self._mode = mode
         self._journal = root.refs["journal"]
         self._ledger = root.refs["ledger"]
         self._alarm = root.refs["alarm"]
@@ -212,7 +215,7 @@ class Groups:
                 clock=self._clock,
                 alerts=self._desk,
             )
-            return (settings, seams, self._alarm, self._ledger, agent_view)
+            return (settings, seams, self._alarm, self._ledger, agent_view, self._mode)
 
         # One for one: a gate that crashes leaves its agent's live call alone, and an agent that
         # crashes leaves its gate's permits in the cell (docs/decisions).

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -382,6 +383,15 @@ def _ended_meanwhile(error: ActorDeadError, message: str) -> AbeyanceError:
         actor=error.actor,
         message=message,
     )
+
+
+@contextmanager
+def answers_closed() -> Iterator[None]:
+    """Answer whoever waits for an actor that ended with its runtime by the one error for that."""
+    try:
+        yield
+    except ActorDeadError as error:
+        raise closed() from error
 
 
 def closed() -> RuntimeClosedError:

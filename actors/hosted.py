@@ -28,6 +28,7 @@ from .domain.asks import ASKS
 from .domain.drafts import Draft
 from .domain.errors import RuntimeClosedError
 from .domain.ingress import Content
+from .domain.mode import WITHIN_S, QuiesceReceipt, ResumeReceipt
 from .domain.protocol import ReleaseReceipt
 from .domain.requesters import Admin
 from .domain.slot_messages import RewindReceipt
@@ -227,6 +228,29 @@ class HostedRuntime:
             await runtime.remove_agent(name, requester=requester)
 
         return self._call(remove, block)
+
+    def quiesce(
+        self,
+        reason: str,
+        within_s: float = WITHIN_S,
+        *,
+        requester: str = "host",
+        block: bool = True,
+    ) -> Any:
+        """Start no more turns, and wait until none lives. As `Runtime.quiesce`."""
+
+        async def quiesce(runtime: Runtime) -> QuiesceReceipt:
+            return await runtime.quiesce(reason, within_s, requester=requester)
+
+        return self._call(quiesce, block)
+
+    def resume(self, *, requester: str = "host", block: bool = True) -> Any:
+        """Start turns again. As `Runtime.resume`."""
+
+        async def resume(runtime: Runtime) -> ResumeReceipt:
+            return await runtime.resume(requester=requester)
+
+        return self._call(resume, block)
 
     def resume_agent(self, name: str, *, requester: str = "host", block: bool = True) -> Any:
         """Start a parked agent again. As `Runtime.resume_agent`."""

@@ -53,6 +53,14 @@ from .domain.errors import (
 )
 from .domain.ingress import Content, check_name, identity
 from .domain.journal import CommitFigures, Journal
+from .domain.mode import (
+    WITHIN_S,
+    HostMode,
+    QuiesceReceipt,
+    ResumeReceipt,
+    read_reason,
+    read_window,
+)
 from .domain.protocol import OfferPending, ReleaseReceipt, ReleaseWaits
 from .domain.reminders import NAME as REMINDERS
 from .domain.reminders import DurableReminders, Reminders
@@ -64,14 +72,16 @@ from .domain.wait_book import ProviderWait, WaitBook
 from .domain.waits import Ledger
 from .ephemeral import EphemeralRuns
 from .groups import Groups
-from .handle import AgentHandle, closed
+from .handle import AgentHandle, answers_closed, closed
 from .members import Member
+from .quiescence import Quiescence
 from .replays import actor_of, read_page, replay
 from .status import AgentHealth, RuntimeStatistics, RuntimeStatus
 
 STOP_DEADLINE_S: Final = 30.0
 """How long a graceful end may take before what is left is cut off; what is durable stays."""
 EVERY_MODEL: Final = "*"
+EVERY_AGENT: Final = "*"
 
 _logger = Log(__name__)
 
@@ -109,6 +119,7 @@ class Runtime:
         self._waits.episodes.watcher = self._desk
         self._archive = ArchiveBook(store, system)
         self._counts = DurableCounts(store, clock, self._archive.forget_delivery)
+        self._mode = HostMode(store)
         self._closed = False
         self._lost: Exception | None = None
         self._root: Supervisor | None = None
@@ -214,8 +225,11 @@ class Runtime:
             self._desk,
             self._accounts,
             self._store_id,
+            self._mode,
         )
+        self._quiescence = Quiescence(self, self._mode)
         bodies.start_soon(self._runs.close_interrupted)
+        bodies.start_soon(self._quiescence.watch)
 
     # -- agents ------------------------------------------------------------------------------
 
@@ -255,6 +269,7 @@ class Runtime:
             # Shielded: half a group would hold its names. It waits for nothing but a commit.
             with trio.CancelScope(shield=True):
                 self._members[name] = await self._groups.start(settings)
+                await self._quiescence.tell_newcomer(self._members[name])
         finally:
             self._adding.discard(name)
         return AgentHandle(self, name)
@@ -309,11 +324,13 @@ class Runtime:
                 field; nothing was done.
             RunExhaustedError: A stated wait is longer; has the instant at which it ends.
             RunFailedError: Its turn failed.
-            RunInterruptedError: The runtime stopped.
+            RunInterruptedError: The runtime stopped, or the host was quiesced.
+            QuiescedError: The host is quiesced; nothing was done.
             NotStoredError: Its start could not be stored; nothing ran.
             RuntimeClosedError: The runtime has ended.
         """
         self._check_open()
+        self._quiescence.check_serving()
         return await self._runs.run(spec, content, author)
 
     async def remove_agent(self, name: str, *, requester: str = "host", door: Door = "api") -> None:
@@ -365,6 +382,71 @@ class Runtime:
                     group.unpark()
         await trio.lowlevel.checkpoint()
         return was_parked
+
+    # -- quiescing ---------------------------------------------------------------------------
+
+    async def quiesce(
+        self,
+        reason: str,
+        within_s: float = WITHIN_S,
+        *,
+        requester: str = "host",
+        door: Door = "api",
+    ) -> QuiesceReceipt:
+        """Start no more turns until `resume`, and wait until none lives. An operator's act.
+
+        Live turns, their tools and ephemeral runs may run to their end within the window. What
+        lives then is ended as a stop ends it: its open tool gap is closed first, and its wakes are
+        given back as one, for one fresh turn at the resume. A held turn is a row and stays one.
+        Meanwhile messages are accepted as ever and wait in the inbox; agents can be added, rewound
+        and removed; ephemeral runs are refused. It holds through restarts, and in every process
+        that shares the directory: none of them starts a turn from the commit on, and each has
+        drained within 30 s and the turns' own time.
+
+        A checkpoint. Cancelled, or ended by a stop: the host is quiesced, and turns that live run
+        to their end; quiesce again to wait for them. Called while it is quiesced, it replaces the
+        reason, and may shorten the window.
+        Durable: that it is quiesced, before anything is drained.
+
+        Args:
+            reason: Why, for whoever looks; one line, cut off at 300 characters.
+            within_s: How long live turns may run on: from 0 to 86,400 s.
+            requester: Who asks, as it is recorded behind the door's name.
+            door: The way the request came; `api` asks the host's admin gate.
+        Returns:
+            Whose turn was ended, and whose is held.
+        Raises:
+            InvalidInputError: Names the argument; nothing was done.
+            NotPermittedError: The host's admin gate did not let it pass; nothing was done.
+            NotStoredError: It could not be stored; the host serves.
+            ResumedError: It was resumed while turns drained; it serves.
+            RuntimeClosedError: The runtime has ended; a quiesce that was stored stands.
+        """
+        self._check_open()
+        why, window_s = read_reason(reason), read_window(within_s)
+        by = self._permitted("quiesce", EVERY_AGENT, requester, door)
+        with answers_closed():
+            return await self._quiescence.quiesce(why, window_s, by)
+
+    async def resume(self, *, requester: str = "host", door: Door = "api") -> ResumeReceipt:
+        """Start turns again; what was accepted meanwhile lands first. An operator's act.
+
+        A checkpoint. Cancelled: the host may serve already; call again to make sure.
+        Durable: that it serves, and what landed, on return. Idempotent.
+
+        Args:
+            requester: Who asks, as it is recorded behind the door's name.
+            door: The way the request came; `api` asks the host's admin gate.
+        Raises:
+            InvalidInputError: The requester is malformed; nothing was done.
+            NotPermittedError: The host's admin gate did not let it pass; nothing was done.
+            NotStoredError: It could not be stored; the host is quiesced.
+            RuntimeClosedError: The runtime has ended.
+        """
+        self._check_open()
+        by = self._permitted("resume", EVERY_AGENT, requester, door)
+        with answers_closed():
+            return await self._quiescence.resume(by)
 
     # -- waits -------------------------------------------------------------------------------
 
@@ -547,6 +629,7 @@ class Runtime:
             waits=self.provider_waits(),
             dead_letters=self._system.dead_letters.total,
             quarantine=self._system.quarantine.total,
+            mode=self._quiescence.status(),
         )
 
     def health(self) -> dict[str, AgentHealth]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .domain.alert_book import SinkFigures
+from .domain.mode import ModeStatus
 from .domain.wait_book import HoldCause, ProviderWait
 
 
@@ -39,7 +40,7 @@ class AgentStatus:
     """One agent as it stands now."""
 
     name: str
-    state: Literal["idle", "starting", "running", "held", "stopping", "lost", "parked"]
+    state: Literal["idle", "starting", "running", "held", "quiesced", "stopping", "lost", "parked"]
     model: str
     turn: int | None
     round: int
@@ -110,3 +111,4 @@ class RuntimeStatus:
     waits: tuple[ProviderWait, ...]
     dead_letters: int
     quarantine: int
+    mode: ModeStatus

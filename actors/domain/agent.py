@@ -8,6 +8,7 @@ and each moves to the next by a message:
     starting   the slot was asked for the lease     the slot's answer
     running    a turn's task lives                  its outcome
     held       the open turn is a row               Due, WaitLifted (both ask the gate first)
+    quiesced   no turn starts; wakes wait           Resume
     stopping   no turn starts any more              –
     lost       another process owns the agent       –
 
@@ -27,6 +28,7 @@ from abeyance.storage.tables.slots import Turn
 from . import events
 from .alert_book import LookAtAgent
 from .errors import OwnershipLostError
+from .mode import EndTurns, HostMode, Quiesce, Quiesced, Resume
 from .persistence import PAUSE_MAX_S, may_land_later
 from .protocol import (
     AttachToWaits,
@@ -55,8 +57,13 @@ from .turn import TurnEnded, TurnHeld, TurnSeams, TurnSettings, TurnTask
 from .verdict import Streak
 from .wait_book import RECHECK_MS, Deferral
 
-Activity: TypeAlias = Literal["resting", "starting", "running", "held", "stopping", "lost"]
+Activity: TypeAlias = Literal[
+    "resting", "starting", "running", "held", "quiesced", "stopping", "lost"
+]
 
+QUIESCED_MARKER: Final = "this turn was ended by a quiesce; its wakes go on when the host resumes"
+START_AGAIN_S: Final = 0.1
+"""Until a slot is asked again that knew less of a resume than its agent."""
 STOPPED_MARKER: Final = "this turn was ended by a stop; its wakes go on at the next start"
 
 
@@ -94,6 +101,8 @@ class AgentKept:
 
     def __init__(self) -> None:
         self.stopping = False
+        self.draining = False
+        """The host is quiesced, and the turn that lived then may run to its end."""
         self.streak = Streak()
 
 
@@ -105,9 +114,16 @@ class Agent(TrioActor):
     kept: AgentKept
 
     def __init__(
-        self, settings: TurnSettings, seams: TurnSeams, alarm: Any, ledger: Any, view: AgentView
+        self,
+        settings: TurnSettings,
+        seams: TurnSeams,
+        alarm: Any,
+        ledger: Any,
+        view: AgentView,
+        mode: HostMode,
     ) -> None:
         super().__init__()
+        self._mode = mode
         self._view = view
         view.activity, view.turn, view.held = "starting", None, None
         self._settings = settings
@@ -169,6 +185,12 @@ class Agent(TrioActor):
                 return self._stop_turns()
             case FinishTurns():
                 return self._stop_turns()
+            case Quiesce():
+                return self._drain()
+            case EndTurns():
+                return self._end_turns()
+            case Resume():
+                self._resume()
             case RewindSlot() | UndoRewind():
                 if self._lost is not None:
                     raise self._lost
@@ -198,9 +220,12 @@ class Agent(TrioActor):
             self._start()
 
     def _start(self) -> None:
-        if self.kept.stopping:
+        if self.kept.stopping or self._is_quiesced():
             # Whoever stops this agent may have asked while the slot was asked.
+            if self._view.held is None:
+                self._view.activity = "resting"
             self._rest()
+            self._rewinding.turn_over(None)
             return
         settings = self._settings
         self._view.activity = "starting"
@@ -220,9 +245,13 @@ class Agent(TrioActor):
             # Nothing is wrong with the turn: the disk is full, or the store briefly out of reach.
             self.after(PAUSE_MAX_S, _StartAgain())
             return
-        start: TurnStart | NothingToDo = answer.unwrap()
+        start: TurnStart | NothingToDo | Quiesced = answer.unwrap()
+        if isinstance(start, Quiesced):
+            self._refused_start()
+            return
         if isinstance(start, NothingToDo):
             # A wake that became durable since is told behind this answer.
+            self.kept.draining = False
             self._rest()
             self._rewinding.turn_over(None)
             return
@@ -253,16 +282,17 @@ class Agent(TrioActor):
     async def _live(self, turn: TurnTask) -> TurnEnded | TurnHeld:
         with trio.CancelScope() as scope:
             self._turn_scope = scope
-            if self.kept.stopping or self._rewinding.ends_turn is not None:
+            if self._starts_none() or self._rewinding.ends_turn is not None:
                 scope.cancel()
             return await turn.run()
         return await self._cut_off(turn)
 
     async def _cut_off(self, turn: TurnTask) -> TurnEnded:
-        rewind, stops = self._rewinding.ends_turn, self.kept.stopping
+        rewind, stops = self._rewinding.ends_turn, self._starts_none()
+        marker = STOPPED_MARKER if self.kept.stopping else QUIESCED_MARKER
         receipt = await turn.end(
             "cancelled",
-            STOPPED_MARKER if rewind is None else REWOUND_MARKER,
+            marker if rewind is None else REWOUND_MARKER,
             give_back=stops or rewind is None or self._rewinding.gives_back,
             rewind=rewind,
         )
@@ -282,8 +312,11 @@ class Agent(TrioActor):
                 self._seams.gate.tell(HoldByQuota(None))
         # Ahead of the next start: what a rewind takes out, no later turn is to see.
         self._rewinding.turn_over(outcome.rewound if isinstance(outcome, TurnEnded) else None)
-        if self.kept.stopping:
+        if self.kept.stopping or self._mode.is_quiesced:
+            self.kept.draining = False
+            self._view.activity = "resting" if self._view.held is None else "held"
             self._rest()
+            self._look_again()
         elif isinstance(outcome, TurnHeld):
             # What held it may have been released while the hold was being recorded.
             self._look_again()
@@ -395,9 +428,56 @@ class Agent(TrioActor):
 
     def _rest(self) -> None:
         if self._view.activity != "held":
-            self._view.activity = "stopping" if self.kept.stopping else "resting"
+            waits: Activity = "quiesced" if self._is_quiesced() else "resting"
+            self._view.activity = "stopping" if self.kept.stopping else waits
         self._tell_idlers()
         self._tell_stoppers()
+
+    # -- a host that is quiesced -------------------------------------------------------------
+
+    def _is_quiesced(self) -> bool:
+        return self._mode.is_quiesced and not self.kept.draining
+
+    def _starts_none(self) -> bool:
+        return self.kept.stopping or self._is_quiesced()
+
+    def _lives(self) -> bool:
+        return self._view.turn is not None or self._view.activity == "starting"
+
+    def _drain(self) -> Any:
+        """Start no more turns; one that lives may run to its end."""
+        if not self._lives():
+            self._rest()
+            return None
+        self.kept.draining = True
+        self._stoppers.append(self.later())
+        return LATER
+
+    def _end_turns(self) -> Any:
+        self.kept.draining = False
+        if self._turn_scope is not None:
+            self._turn_scope.cancel()
+        if not self._lives():
+            self._rest()
+            return None
+        self._stoppers.append(self.later())
+        return LATER
+
+    def _resume(self) -> None:
+        self.kept.draining = False
+        self._tell_stoppers_unless_stopping()
+        if self._view.activity == "quiesced" and not self._starts_none():
+            self._start()
+
+    def _refused_start(self) -> None:
+        """The slot starts no turn: the host is quiesced, as far as the slot or the store knows."""
+        self.kept.draining = False
+        if self._mode.notice():
+            self._view.activity = "resting"
+            self._rest()
+            self._rewinding.turn_over(None)
+        else:
+            self.after(START_AGAIN_S, _StartAgain())
 
     # -- rewinds -----------------------------------------------------------------------------
 
@@ -418,7 +498,8 @@ class Agent(TrioActor):
             ends_ms = None if self._view.held is None else self._view.held.deadline_ms
             over = ends_ms is not None and ends_ms <= self._seams.clock.now_ms()
             return not over and not self._looking
-        return self._view.activity in ("resting", "stopping") and self._view.turn is None
+        resting = self._view.activity in ("resting", "quiesced", "stopping")
+        return resting and self._view.turn is None
 
     def _tell_idlers(self) -> None:
         if self._is_idle():
@@ -428,11 +509,16 @@ class Agent(TrioActor):
 
     def _stop_turns(self) -> Any:
         self.kept.stopping = True
-        if self._view.turn is None and self._view.activity != "starting":
+        if not self._lives():
             self._tell_idlers()
             return None
         self._stoppers.append(self.later())
         return LATER
+
+    def _tell_stoppers_unless_stopping(self) -> None:
+        # Who waits for a quiesce waits for nothing any more; who waits for a stop waits on.
+        if not self.kept.stopping:
+            self._tell_stoppers()
 
     def _tell_stoppers(self) -> None:
         for reply in self._stoppers:

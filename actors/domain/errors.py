@@ -267,6 +267,19 @@ class AgentParkedError(AbeyanceError):
     agent: str
 
 
+class QuiescedError(AbeyanceError):
+    """The host is quiesced and starts no turn. Nothing was done; resume it, then ask again."""
+
+    code = "quiesced"
+    reason: str
+
+
+class ResumedError(AbeyanceError):
+    """The host was resumed while it was being quiesced. It serves; turns that live live on."""
+
+    code = "resumed"
+
+
 class RuntimeClosedError(AbeyanceError):
     """The runtime has ended. Nothing was done; open the store again."""
 

@@ -173,6 +173,44 @@ class RewindUndone(SlotRewound):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostQuiesced(Event):
+    """Turns start no more, in any process of the directory; the store has it.
+
+    Attributes:
+        reason: Why.
+        by: Who asked.
+    """
+
+    kind: ClassVar[str] = "host_quiesced"
+    reason: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostDrained(Event):
+    """No turn lives any more in this process; each one's row says how it ended, or that it is held.
+
+    Attributes:
+        abandoned: The agents whose turn was ended at the window's end.
+    """
+
+    kind: ClassVar[str] = "host_drained"
+    abandoned: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostResumed(Event):
+    """Turns start again; the store has it.
+
+    Attributes:
+        by: Who asked.
+    """
+
+    kind: ClassVar[str] = "host_resumed"
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CommitOverdue(Event):
     """A commit has been out for longer than `OVERDUE_S`. Once a commit.
 

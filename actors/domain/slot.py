@@ -58,6 +58,7 @@ from .errors import (
     not_stored,
 )
 from .ingress import body_crc, encode_body, new_message_id
+from .mode import DeferWrites
 from .protocol import Requests
 from .slot_batches import plan_accepts
 from .slot_book import SlotBook
@@ -257,7 +258,7 @@ class Slot(TrioActor):
                 return self._take_in(message)
             case CheckRewind():
                 return check_rewind(self._book, message)
-            case Dispose():
+            case Dispose() | DeferWrites():
                 return self._take_in(message)
             case {"again": "wake" | "message"}:
                 return self._take_again(message)
@@ -463,6 +464,10 @@ class Slot(TrioActor):
                 return Plan([Request(chain=chain)], 1)
             case Rewake():
                 return Plan([book.rewake(message, chain)], 1)
+            case DeferWrites(on):
+                book.is_deferring, waited = on, len(book.inbox)
+                requests = book.drain_idle(chain)
+                return Plan(requests, len(requests), waited - len(book.inbox))
             case Dispose():
                 plan = plan_dispose(book, message, chain)
                 self.kept.ended = True

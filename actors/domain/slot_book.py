@@ -16,6 +16,8 @@ Invariants:
     I5  A wake that an agent's open turn answers is no wake any more, whether or not its row is
         deleted yet; those whose rows are left are in `answered`.
     I6  What refuses to be planned (an error of this package) leaves the mirror as it was.
+    I7  While `is_deferring`, the slot takes a live turn's own rows and nothing else; only an agent
+        that ends for good lands what is left for it.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ from abeyance.storage.tables.slots import (
 )
 
 from .errors import InboxFullError
+from .mode import read_mode
 from .slot_messages import Accept, Rewake
 from .slot_reading import Reading, joined, read_forked, reading
 from .slot_rows import read_rows, spans
@@ -115,6 +118,8 @@ class SlotBook:
         self.carried: Carried | None = None
         """The slot's last request."""
         self.forked = read_forked(store, slot)
+        self.is_deferring = read_mode(store).is_quiesced
+        """Nothing moves from the inbox into the slot, and messages go to the inbox (I7)."""
         self._settle_numbers()
         self._settle_ranges()
 
@@ -213,7 +218,7 @@ class SlotBook:
         Raises:
             InboxFullError, RequestTooLargeError: No room for it; nothing is planned.
         """
-        into_slot = self._lease.record.turn is None and not self.inbox
+        into_slot = self._lease.record.turn is None and not self.inbox and not self.is_deferring
         if not into_slot:
             self.check_room(1, len(accept.body.body))
         self.check_size(accept.body)
@@ -333,8 +338,8 @@ class SlotBook:
 
     def drain_all(self, chain: Chain) -> list[Request]:
         """Plan what lands the whole inbox, in as many requests as it takes, each a valid prefix."""
-        requests = []
-        while self.inbox:
+        requests: list[Request] = []
+        while self.inbox and not self.is_deferring:
             requests.append(self._drain_once(chain))
         return requests
 
@@ -367,6 +372,8 @@ class SlotBook:
     def prefix(self, *, injectable: bool = False, reserve: int = 0) -> list[int]:
         """The inbox's prefix that one request can move; for injection it ends at the first message
         that cannot be injected. It cuts, it never skips."""
+        if self.is_deferring:
+            return []
         room = max(1, (self.store.limits.ops_max - OPS_RESERVE - reserve) // OPS_A_MESSAGE)
         taken: list[int] = []
         # In entry order (I1): rows are read in it, and each acceptance adds the largest.

@@ -45,6 +45,16 @@ def plan_dispose(book: SlotBook, dispose: Dispose, chain: Chain) -> Plan:
     """Plan an agent's end, in as many requests as it takes; the first that writes marks it."""
     agent = dispose.agent
     book.attach(agent)
+    # Who leaves flushes first, also while everybody else's messages wait.
+    book.is_deferring, defers = False, book.is_deferring
+    try:
+        return _plan_dispose(book, dispose, chain)
+    finally:
+        book.is_deferring = defers
+
+
+def _plan_dispose(book: SlotBook, dispose: Dispose, chain: Chain) -> Plan:
+    agent = dispose.agent
     requests: list[Request] = []
     number = book.open_number(agent)
     is_cut_off = book.is_leased and book.lease.agent == agent

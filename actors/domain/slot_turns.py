@@ -8,6 +8,8 @@ Invariants:
     I3  `carried` is written with the request that makes a call possible, before the call.
     I4  Only the turn that holds the lease, by its token, may write, and only what comes next in it.
     I5  What may refuse is asked before anything is planned.
+    I6  No turn starts while the mode says `quiesced`; one that lives is taken up again all the
+        same, for it is to come to its end.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from abeyance.storage.tables.blocks import TextBlock, ToolResultBlock, ToolUseBl
 from abeyance.storage.tables.slots import Carried, Head, Turn, Wake
 
 from .errors import LeaseLostError
+from .mode import Quiesced, read_mode
 from .slot_book import OPS_RESERVE, Counted, Draft, SlotBook
 from .slot_messages import (
     CloseGap,
@@ -56,6 +59,9 @@ def plan_start(book: SlotBook, start: StartTurn, chain: Chain) -> Plan:
         return Plan([], 0, NothingToDo())
     if book.is_leased:
         return _take_up_live(book, start, chain)
+    mode = read_mode(book.store)
+    if mode.is_quiesced or book.is_deferring:
+        return Plan([], 0, Quiesced())
     agent, wakes = start.agent, book.wakes[start.agent]
     requests = book.drain_until_rest_fits(chain)
     draft, answers = Draft(), tuple(wakes)
@@ -71,7 +77,9 @@ def plan_start(book: SlotBook, start: StartTurn, chain: Chain) -> Plan:
     draft.deletes += [Delete("wakes", (agent, entry)) for entry in answers[:room]]
     book.answered += [(agent, entry) for entry in answers[room:]]
     wakes.clear()
-    requests.append(book.request(draft, chain))
+    # Of a start and a quiesce that race, in whichever processes, one is first.
+    request = book.request(draft, chain)
+    requests.append(replace(request, guards=(*request.guards, mode.guard)))
     decides = len(requests)
     return Plan([*requests, *book.forget_answered(chain)], decides, _granted(book, agent, turn))
 

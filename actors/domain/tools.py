@@ -197,6 +197,11 @@ class ToolRunner:
         self._running: dict[CallKey, _Running] = {}
         self._guards: dict[str, Guard] = {}
 
+    @property
+    def running(self) -> int:
+        """How many bodies run."""
+        return len(self._running)
+
     def own(self, agent: str, guard: Guard) -> None:
         """Name the owner row that every record of this agent's calls is guarded by."""
         self._guards[agent] = guard

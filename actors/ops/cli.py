@@ -33,6 +33,7 @@ from abeyance.actors.domain.alert_book import check_after
 from abeyance.actors.domain.archive_book import Kind, check_number, check_page
 from abeyance.actors.domain.errors import UnknownAgentError
 from abeyance.actors.domain.ingress import check_name, clean_text
+from abeyance.actors.domain.mode import WITHIN_S, read_reason, read_window
 from abeyance.storage.errors import (
     AlreadyOpenError,
     DamagedStoreError,
@@ -53,6 +54,7 @@ from .protocol import (
     AlertsReport,
     EntriesReport,
     EntryReport,
+    QuiesceReport,
     ReleaseReport,
     ReplayReport,
     RewindReport,
@@ -67,6 +69,7 @@ from .render import (
     print_alerts,
     print_check,
     print_entries,
+    print_quiesce,
     print_release,
     print_replay,
     print_status,
@@ -136,6 +139,8 @@ class Target(Protocol):
     def waits(self, agent: str | None = None) -> tuple[WaitReport, ...]: ...
     def release(self, agent: str, model: str = EVERY_MODEL) -> ReleaseReport: ...
     def rewind(self, agent: str, to: str | int | None) -> RewindReport: ...
+    def quiesce(self, reason: str, within_s: float) -> QuiesceReport: ...
+    def resume(self) -> QuiesceReport: ...
     def entries(
         self, kind: Kind, *, before: int | None = None, limit: int = 100
     ) -> tuple[EntryReport, ...]: ...
@@ -276,6 +281,34 @@ def rewind(
     else:
         done = "put back" if undo else "taken out, and kept for 7 days"
         typer.echo(f"{agent}: places {report.first} to {report.last} {done}")
+
+
+@app.command()
+def quiesce(
+    directory: StateDir,
+    reason: Annotated[
+        str, typer.Option(metavar="TEXT", help="Why, for whoever looks.")
+    ] = "an operator's",
+    within: Annotated[
+        float, typer.Option(metavar="S", help="How long live turns may run on.")
+    ] = WITHIN_S,
+    end: Annotated[bool, typer.Option("--end", help="Start turns again.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Start no more turns and wait until none lives, or with --end start them again. Durable."""
+    if not end:
+        read_reason(reason)
+        read_window(within)
+    target = open_target(directory, writing=True)
+    try:
+        report = target.resume() if end else target.quiesce(reason, within)
+    finally:
+        target.close()
+    if as_json:
+        typer.echo(json_text(report))
+    else:
+        print_quiesce(_console(), report)
+    _say_silent(report.silent_pids)
 
 
 @app.command()

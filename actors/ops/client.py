@@ -46,6 +46,7 @@ from .protocol import (
     Hello,
     HostTreeReport,
     NodeReport,
+    QuiesceReport,
     ReleaseReport,
     ReplayReport,
     RewindReport,
@@ -191,6 +192,37 @@ class ControlClient:
                 that answered do not own the agent, and nothing was done.
         """
         return self._of_owner(lambda host: host.rewind(agent, to, requester=requester))
+
+    def quiesce(
+        self, reason: str, within_s: float, *, requester: str | None = None
+    ) -> QuiesceReport:
+        """Have every host of the directory start no more turns, one after the other.
+
+        Durable: on return. No host starts a turn from the first one's commit on.
+
+        Raises:
+            RefusedByHostError, HostSilentError: None answered; the status tells what was done.
+        """
+        return self._mode_of_every(lambda host: host.quiesce(reason, within_s, requester=requester))
+
+    def resume(self, *, requester: str | None = None) -> QuiesceReport:
+        """Have every host of the directory start turns again. As `quiesce`."""
+        return self._mode_of_every(lambda host: host.resume(requester=requester))
+
+    def _mode_of_every(self, ask: Callable[[HostClient], QuiesceReport]) -> QuiesceReport:
+        reports = [report for _, report in self._of_every(ask)]
+        was = (report.was for report in reports if report.was != "serving")
+        return msgspec.structs.replace(
+            reports[0],
+            was=next(was, "serving"),
+            reason=next((report.reason for report in reports if report.reason), ""),
+            abandoned=tuple(name for report in reports for name in report.abandoned),
+            held=tuple(name for report in reports for name in report.held),
+            runs_ended=tuple(name for report in reports for name in report.runs_ended),
+            bodies_running=sum(report.bodies_running for report in reports),
+            landed=sum(report.landed for report in reports),
+            silent_pids=tuple(sorted(self._failures)),
+        )
 
     def entries(
         self, kind: Kind, *, before: int | None = None, limit: int = 100

@@ -37,6 +37,8 @@ from .protocol import (
     Hello,
     NodeReport,
     QuarantineRequest,
+    QuiesceReport,
+    QuiesceRequest,
     ReleaseReport,
     ReleaseRequest,
     ReplayReport,
@@ -198,6 +200,27 @@ class HostClient:
         )
         return self._ask(request, RewindReport)
 
+    def quiesce(
+        self, reason: str, within_s: float, *, requester: str | None = None
+    ) -> QuiesceReport:
+        """Have the host start no more turns, and wait until none lives.
+
+        Durable: on return.
+
+        Raises:
+            RefusedByHostError: The host refused it; `remote_code` says whether anything changed.
+            HostSilentError: Whether it was done is unknown; the status tells.
+        """
+        by = this_requester() if requester is None else requester
+        request = QuiesceRequest(reason=reason, within_s=within_s, requester=by)
+        # The answer comes when the window is over, at the latest.
+        return self._ask(request, QuiesceReport, patience_s=within_s)
+
+    def resume(self, *, requester: str | None = None) -> QuiesceReport:
+        """Have the host start turns again. As `quiesce`."""
+        by = this_requester() if requester is None else requester
+        return self._ask(QuiesceRequest(end=True, requester=by), QuiesceReport)
+
     def entries(
         self, kind: Kind, *, before: int | None = None, limit: int = 100
     ) -> tuple[EntryReport, ...]:
@@ -235,14 +258,14 @@ class HostClient:
         by = this_requester() if requester is None else requester
         return self._ask(ReplayRequest(kind=kind, id=number, requester=by), ReplayReport)
 
-    def _ask(self, request: Request, kind: type[_T]) -> _T:
+    def _ask(self, request: Request, kind: type[_T], *, patience_s: float = 0.0) -> _T:
         try:
             self._socket.settimeout(self._timeout_s)
             self._socket.sendall(msgspec.json.encode(request) + b"\n")
         except OSError as error:
             raise self.silent(str(error)) from None
         try:
-            line = self._line()
+            line = self._line(patience_s)
         except _HungUpError:
             raise self.silent("it hung up") from None
         try:
@@ -289,8 +312,8 @@ class HostClient:
             )
         self.hello = hello
 
-    def _line(self) -> bytes:
-        until = time.monotonic() + self._timeout_s
+    def _line(self, patience_s: float = 0.0) -> bytes:
+        until = time.monotonic() + self._timeout_s + patience_s
         looked = 0
         while (end := self._pending.find(b"\n", looked)) < 0:
             looked = len(self._pending)

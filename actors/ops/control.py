@@ -50,8 +50,11 @@ from .protocol import (
     HeldReport,
     Hello,
     HostReport,
+    ModeReport,
     NodeReport,
     QuarantineRequest,
+    QuiesceReport,
+    QuiesceRequest,
     ReleasedReport,
     ReleaseReport,
     ReleaseRequest,
@@ -98,6 +101,12 @@ class Controlled(Protocol):
         self, agent: str, model: str = "*", *, requester: str, door: Door
     ) -> Any:
         """End waits; `.released` of what is returned says which, and how far the record reached."""
+
+    async def quiesce(self, reason: str, within_s: float, *, requester: str, door: Door) -> Any:
+        """Start no more turns; the structure that `QuiesceReport` takes its fields from."""
+
+    async def resume(self, *, requester: str, door: Door) -> Any:
+        """Start turns again; `was_quiesced`, `reason` and `landed` of what is returned."""
 
     def agent(self, name: str) -> Any:
         """The handle of an agent; its `rewind` and `undo_rewind` are used."""
@@ -280,6 +289,8 @@ class _Server:
                 return _mirror(await handle.undo_rewind(requester=by, door="cli"), RewindReport)
             rewound = await handle.rewind(request.to, requester=by, door="cli")
             return _mirror(rewound, RewindReport)
+        if isinstance(request, QuiesceRequest):
+            return await self._quiesce(request)
         if isinstance(request, TreeRequest):
             tree = self._runtime.tree(depth_max=request.depth, width_max=request.width)
             return TreeReport(tree=report_tree(tree))
@@ -302,6 +313,27 @@ class _Server:
         agent = None if request.agent is msgspec.UNSET else request.agent
         waits = self._runtime.provider_waits(agent)
         return WaitsReport(waits=tuple(_mirror(wait, WaitReport) for wait in waits))
+
+    async def _quiesce(self, request: QuiesceRequest) -> QuiesceReport:
+        by, was = clean_requester(request.requester), self._runtime.status().mode
+        if request.end:
+            ended = await self._runtime.resume(requester=by, door="cli")
+            was_ = "quiesced" if ended.was_quiesced else "serving"
+            return QuiesceReport(
+                state="serving", was=was_, reason=ended.reason, landed=ended.landed
+            )
+        receipt = await self._runtime.quiesce(
+            request.reason, request.within_s, requester=by, door="cli"
+        )
+        return QuiesceReport(
+            state="quiesced",
+            was=was.state,
+            reason=receipt.reason,
+            abandoned=receipt.abandoned,
+            held=receipt.held,
+            runs_ended=receipt.runs_ended,
+            bodies_running=receipt.bodies_running,
+        )
 
 
 def report_status(status: Any) -> StatusReport:
@@ -329,6 +361,7 @@ def report_status(status: Any) -> StatusReport:
         open_pids=(),
         hosts=(_mirror(status, HostReport),),
         silent_pids=(),
+        mode=_mirror(status.mode, ModeReport),
     )
 
 

@@ -25,6 +25,7 @@ from abeyance.actors.core.tree import DEPTH, DEPTH_MAX, NODES_MAX, WIDTH
 from abeyance.actors.domain.alert_book import check_after
 from abeyance.actors.domain.archive_book import check_number, check_page
 from abeyance.actors.domain.ingress import check_name, clean_text
+from abeyance.actors.domain.mode import WITHIN_S, read_reason, read_window
 
 PROTOCOL: Final = 1
 """Raised when the meaning of a verb or a field changes; new fields of a reply do not raise it."""
@@ -166,6 +167,15 @@ class RewindRequest(_Request, frozen=True, tag="rewind"):
     requester: str = ""
 
 
+class QuiesceRequest(_Request, frozen=True, tag="quiesce"):
+    """Start no more turns, live ones drained within a window; or, with `end`, start them again."""
+
+    reason: str = ""
+    within_s: float = WITHIN_S
+    end: bool = False
+    requester: str = ""
+
+
 Request: TypeAlias = (
     StatusRequest
     | WaitsRequest
@@ -176,6 +186,7 @@ Request: TypeAlias = (
     | AlertsRequest
     | ReplayRequest
     | RewindRequest
+    | QuiesceRequest
 )
 
 
@@ -225,6 +236,15 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     """The process that runs it; None for what a store says."""
 
 
+class ModeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether turns start: `serving`, `draining` or `quiesced`; why not, and since when."""
+
+    state: str
+    reason: str
+    by: str
+    since_ms: int | None
+
+
 class HostReport(msgspec.Struct, frozen=True, kw_only=True):
     """One process that hosts agents of the directory."""
 
@@ -251,6 +271,8 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     """Those that answered; the agents are theirs."""
     silent_pids: tuple[int, ...] = ()
     """Live hosts that gave no answer: what they run is not here."""
+    mode: ModeReport | None = None
+    """None: the host is of a version that does not say."""
 
 
 class FindingReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -297,6 +319,26 @@ class RewindReport(msgspec.Struct, frozen=True, kw_only=True):
 
     first: int | None
     last: int | None
+
+
+class QuiesceReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a quiesce, or its end, came to in every host that answered."""
+
+    state: str
+    """`quiesced` or `serving`, durably."""
+    was: str
+    """What it was before; of a quiesce `serving` unless it was quiesced already."""
+    reason: str
+    abandoned: tuple[str, ...] = ()
+    """Agents whose live turn was ended at the window's end; one fresh turn each comes later."""
+    held: tuple[str, ...] = ()
+    runs_ended: tuple[str, ...] = ()
+    bodies_running: int = 0
+    """Tool bodies that run on though nobody waits for them."""
+    landed: int = 0
+    """Messages that had waited and are in their slots."""
+    silent_pids: tuple[int, ...] = ()
+    """Live hosts that gave no answer: they start no turn either, and drain within 30 s."""
 
 
 class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -436,6 +478,7 @@ _VERBS: Final = (
     "alerts",
     "replay",
     "rewind",
+    "quiesce",
 )
 
 
@@ -510,6 +553,9 @@ def _check_names(request: Request) -> None:
         check_after(None if request.after is msgspec.UNSET else request.after, request.limit)
     if isinstance(request, ReplayRequest):
         check_number(request.id, "id")
+    if isinstance(request, QuiesceRequest) and not request.end:
+        read_reason(request.reason)
+        read_window(request.within_s)
 
 
 def clean_requester(text: str) -> str:

@@ -25,6 +25,8 @@ from .protocol import (
     AlertReport,
     CheckReport,
     EntryReport,
+    ModeReport,
+    QuiesceReport,
     ReleaseReport,
     StatusReport,
     WaitReport,
@@ -53,6 +55,8 @@ def print_status(console: Console, report: StatusReport, now_ms: int) -> None:
     console.print(
         Text(f"state {clean_text(report.directory, 4096)}  store {report.store_id}", style="dim")
     )
+    if report.mode is not None and report.mode.state != "serving":
+        console.print(_mode_line(report.mode, now_ms))
     console.print()
     if report.agents and console.width < TABLE_COLUMNS_MIN:
         for agent in report.agents:
@@ -66,6 +70,33 @@ def print_status(console: Console, report: StatusReport, now_ms: int) -> None:
     if report.dead_letters or report.quarantine:
         console.print()
         console.print(f"{report.dead_letters} dead letters, {report.quarantine} in quarantine.")
+
+
+def _mode_line(mode: ModeReport, now_ms: int) -> Text:
+    since = "" if mode.since_ms is None else f" for {duration_text(now_ms - mode.since_ms)}"
+    by = f" by {escaped_text(mode.by)}" if mode.by else ""
+    said = f"{mode.state}{since}{by}: {escaped_text(mode.reason)}; no turn starts"
+    return Text(said.capitalize(), style="yellow")
+
+
+def print_quiesce(console: Console, report: QuiesceReport) -> None:
+    """Print what a quiesce, or its end, came to: a line, and what needs a look."""
+    if report.state == "serving":
+        if report.was == "serving":
+            console.print("It was not quiesced.")
+        else:
+            console.print(f"Turns start again; {report.landed} messages that had waited landed.")
+        return
+    console.print(Text(f"Quiesced: {escaped_text(report.reason)}. No turn lives."))
+    for title, names in (
+        ("ended, and run anew when it ends:", report.abandoned),
+        ("held:", report.held),
+        ("runs that were ended:", report.runs_ended),
+    ):
+        if names:
+            console.print(Text(f"  {title} {', '.join(map(escaped_text, names))}"))
+    if report.bodies_running:
+        console.print(f"  tool bodies that run on: {report.bodies_running}")
 
 
 def _shown(text: str, style: str = "") -> Text:
@@ -251,6 +282,7 @@ __all__ = [
     "json_text",
     "print_check",
     "print_entries",
+    "print_quiesce",
     "print_release",
     "print_replay",
     "print_status",

@@ -23,6 +23,7 @@ from abeyance.actors.domain.alert_book import Alert, check_after, read_alerts
 from abeyance.actors.domain.archive_book import Kind, check_number, check_page, read_archive
 from abeyance.actors.domain.errors import AgentOwnedElsewhereError, UnknownAgentError
 from abeyance.actors.domain.ingress import check_name
+from abeyance.actors.domain.mode import plan_mode, read_mode, read_reason, read_window
 from abeyance.actors.domain.wait_book import ACCOUNT, ProviderWait, WaitBook
 from abeyance.storage.check import check
 from abeyance.storage.codec import encode
@@ -45,6 +46,8 @@ from .protocol import (
     EntryReport,
     FindingReport,
     HeldReport,
+    ModeReport,
+    QuiesceReport,
     ReleasedReport,
     ReleaseReport,
     ReplayReport,
@@ -122,7 +125,15 @@ class StoppedStore:
             dead_letters=self._count("dead_letters"),
             quarantine=self._count("quarantine"),
             open_pids=self._open_pids(),
+            mode=self._mode(),
         )
+
+    def _mode(self) -> ModeReport:
+        stored = read_mode(self._store)
+        if not stored.is_quiesced:
+            return ModeReport(state="serving", reason="", by="", since_ms=None)
+        row = stored.record
+        return ModeReport(state=row.state, reason=row.reason, by=row.by, since_ms=row.at_ms or None)
 
     def check(self) -> CheckReport:
         """Read every row and say what is wrong. Blocks for as long as that takes."""
@@ -189,6 +200,42 @@ class StoppedStore:
             f"to {what} the transcript of {agent!r} takes its host, and none runs here; nothing "
             "was done; start the host, then rewind",
             field="agent",
+        )
+
+    def quiesce(self, reason: str, within_s: float) -> QuiesceReport:
+        """Have the next host start no turn; there is none here to drain.
+
+        Durable: on return.
+
+        Raises:
+            InvalidInputError: An argument is malformed; nothing was done.
+            ReleaseContestedError: Another process wrote the same row again and again.
+            StorageError: The commit failed; nothing was done.
+        """
+        read_window(within_s)
+        return self._write_mode("quiesced", read_reason(reason))
+
+    def resume(self) -> QuiesceReport:
+        """Have the next host start turns again. As `quiesce`."""
+        return self._write_mode("serving", "")
+
+    def _write_mode(self, state: Literal["serving", "quiesced"], reason: str) -> QuiesceReport:
+        by = this_requester()
+        for _ in range(ATTEMPTS_MAX):
+            stored = read_mode(self._store)
+            was, why = stored.record.state, reason or stored.record.reason
+            if state == was == "serving":
+                return QuiesceReport(state=state, was=was, reason="")
+            requests = plan_mode(stored, state, why, by, self._clock.now_ms())
+            outcomes = self._store.commit(*requests)
+            if all(isinstance(outcome, Committed) for outcome in outcomes):
+                return QuiesceReport(state=state, was=was, reason=why)
+            for outcome in outcomes:
+                if isinstance(outcome, NotStored):
+                    raise outcome.error
+        raise ReleaseContestedError(
+            f"the host's mode changed {ATTEMPTS_MAX} times while it was written; see the status, "
+            "then try again"
         )
 
     def release(self, agent: str, model: str = EVERY_MODEL) -> ReleaseReport:

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from ..store import Record
 from .agents import Agent, Conversation, Ephemeral
 from .kept import DeadLetter, Delivery, Quarantined, Reminder
-from .ownership import Changes, Owner, Process, Sequence, StoreMeta
+from .ownership import Changes, Mode, Owner, Process, Sequence, StoreMeta
 from .slots import Body, Carried, Entry, Head, Inboxed, Lease, MessageId, ToolCall, Turn, Wake
 from .waits import Alert, Alerted, AlertOwed, LogLine, Override, Wait, WaitReleased
 
@@ -26,6 +26,7 @@ TABLES: Final[dict[str, Table]] = {
         Table("meta", (str,), (StoreMeta,)),
         Table("processes", (str,), (Process,)),
         Table("owners", (str, str), (Owner,)),
+        Table("modes", (str,), (Mode,)),
         Table("sequences", (str,), (Sequence,)),
         Table("agents", (str,), (Agent,)),
         Table("conversations", (str, str), (Conversation,)),

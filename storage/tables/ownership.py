@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from ..store import Record
-from .fields import Instant, Name, Seq
+from .fields import Instant, Name, Reason, Seq
 
 
 class StoreMeta(Record, frozen=True, kw_only=True):
@@ -38,6 +38,17 @@ class Owner(Record, frozen=True, kw_only=True):
     KIND = "owner"
     nonce: Name
     fence: Annotated[int, Meta(ge=1)]
+
+
+class Mode(Record, frozen=True, kw_only=True):
+    """Whether the hosts of this store start turns. One row, under `host`; never deleted."""
+
+    KIND = "mode"
+    state: Literal["serving", "quiesced"]
+    reason: Reason
+    by: Annotated[str, Meta(max_length=300)]
+    at_ms: Instant
+    act: Name
 
 
 class Sequence(Record, frozen=True, kw_only=True):

@@ -131,3 +131,34 @@ def test_a_run_that_a_death_cut_off_is_closed_and_never_resumed(tmp_path: Path) 
         assert {turn.state for turn in lives.rows("turns")} <= {"done", "cancelled"}, point
         assert all(lease.turn is None for lease in lives.rows("leases")), point
         assert all(agent.ended_ms is not None for agent in lives.rows("agents")), point
+
+
+@pytest.mark.behaviour("D-030", "D-036")
+@pytest.mark.parametrize(
+    "kind",
+    ["writer.before_commit", "writer.after_commit", "mode.after_commit", "mode.before_agents"],
+)
+def test_a_quiesce_that_dies_at_any_commit_loses_and_doubles_nothing(
+    tmp_path: Path, kind: str
+) -> None:
+    last = 3 if kind.startswith("mode") else 22
+    points = [f"{kind}:{nth}" for nth in range(1, last)]
+    deaths = [(tmp_path / str(nth), "quiesce", point) for nth, point in enumerate(points)]
+    statuses = play([*deaths, *((directory, "go_on", "") for directory, _, _ in deaths)])
+    assert statuses.count(KILLED) >= min(10, last - 1), "nothing died"
+    assert not any(statuses[len(deaths) :])
+    for directory, _, point in deaths:
+        lives = Lives(directory)
+        entries = [row.entry for row in lives.rows("ids", "ana")]
+        rows = lives.rows("slots", "ana")
+        landed = [row.entry for row in rows if row.turn is None]
+        assert landed == sorted(entries), point
+        roles = [row.role for row in rows if row.role != "marker"]
+        for place, row in enumerate(rows):
+            if row.role == "results":
+                assert rows[place - 1].role == "assistant", point
+        assert not entries or roles[-1] == "assistant", f"{point}: {roles}"
+        assert not lives.rows("wakes"), point
+        assert not lives.rows("inbox"), point
+        assert all(mode.state == "serving" for mode in lives.rows("modes")), point
+        assert {turn.state for turn in lives.rows("turns")} <= {"done", "cancelled"}, point

@@ -68,6 +68,7 @@ class FakeRuntime:
         return shape(
             directory=str(self.directory), store_id="5f1e", pid=4242, started_ms=1_000,
             agents=(ana, bo), waits=tuple(self.listed), dead_letters=0, quarantine=0,
+            mode=shape(state="serving", reason="", by="", since_ms=None),
         )  # fmt: skip
 
     def provider_waits(self, agent: str | None = None) -> tuple[Any, ...]:

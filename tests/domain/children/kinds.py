@@ -14,8 +14,8 @@ from typing import Any
 import trio
 import trio.testing
 
-from abeyance.actors import AgentSpec, Runtime, open_runtime
-from abeyance.actors.testing import ScriptedProvider, fail, reply
+from abeyance.actors import AgentSpec, Runtime, Tool, open_runtime
+from abeyance.actors.testing import ScriptedProvider, call_tool, fail, reply
 from abeyance.storage.crashpoints import arm
 
 NOTES = 150
@@ -71,6 +71,35 @@ async def only_open(runtime: Runtime) -> None:
     with trio.fail_after(20):
         while any(runtime._store.scan("ephemerals", ())):
             await trio.testing.wait_all_tasks_blocked(0.02)
+
+
+async def quiesce(runtime: Runtime) -> None:
+    """Quiesce over a turn in a tool, take messages meanwhile, and resume."""
+
+    async def never() -> None:
+        await trio.sleep_forever()
+
+    tool = Tool(name="wait", description="", input_schema={"type": "object"}, run=never)
+    script = [call_tool("wait"), reply("fresh"), reply("more")]
+    provider = ScriptedProvider(script)
+    spec = AgentSpec(name="ana", provider=provider, model="m", tools=[tool])
+    agent = await runtime.add_agent(spec)
+    await agent.send("one", id="one")
+    while not any(runtime._store.scan("tool_calls", ("ana",))):
+        await trio.testing.wait_all_tasks_blocked(0.005)
+    await agent.send("two", id="two")
+    await runtime.quiesce("upgrade", within_s=0)
+    await agent.send("own", author="ana", id="own")
+    await agent.send("three", id="three")
+    await runtime.resume()
+    await agent.wait_idle()
+
+
+async def go_on(runtime: Runtime) -> None:
+    """Resume whatever there is, and let it come to rest."""
+    await ana(runtime, *(reply("fresh") for _ in range(4)))
+    await runtime.resume()
+    await runtime.agent("ana").wait_idle()
 
 
 async def play(directory: Path, life: str) -> None:
