@@ -383,6 +383,7 @@ async def test_a_rewind_in_the_window_ends_the_live_turn_and_the_host_is_drained
         assert world.state().state == "quiesced"
 
 
+@pytest.mark.behaviour("D-086")
 async def test_an_agent_that_crashes_while_the_host_drains_comes_to_its_end(
     world: World, virtual_time: MockClock
 ) -> None:
