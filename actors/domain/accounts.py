@@ -70,11 +70,12 @@ class _Line:
 class Wall:
     """Why a credential's call may not be made now."""
 
-    __slots__ = ("deadline_ms", "reason")
+    __slots__ = ("deadline_ms", "is_unread", "reason")
 
-    def __init__(self, deadline_ms: int | None, reason: str) -> None:
+    def __init__(self, deadline_ms: int | None, reason: str, *, is_unread: bool = False) -> None:
         self.deadline_ms = deadline_ms
         self.reason = reason
+        self.is_unread = is_unread
 
 
 class Accounts:
@@ -86,12 +87,24 @@ class Accounts:
         self._lines: dict[tuple[str, str], _Line] = {}
         """By credential and what its wall holds: a model, or `*`."""
 
+    def look(self, account: str) -> None:
+        """Read every wall of a credential, so that one that cannot be read is told of when its
+        first agent starts, and not only when a call meets it."""
+        try:
+            models = self._book.account_models(account)
+        except StoreClosedError:
+            raise
+        except StorageError:
+            models = [EVERY]
+        for model in models:
+            self._walls(account, model)
+
     def check(
         self, account: str, agent: str, model: str, ref: Any, *, stands: bool = True
     ) -> Wall | None:
         """Why this agent's call may not be made now; one that may not stands in line from then,
         unless it does not come again."""
-        walls = {scope: self._wall(account, scope) for scope in (EVERY, model)}
+        walls = self._walls(account, model)
         longest: Wall | None = None
         for scope, (wall, _) in walls.items():
             if wall is None:
@@ -166,7 +179,13 @@ class Accounts:
         found = (self._lines.get((account, scope)) for scope in (EVERY, model))
         return [line for line in found if line is not None]
 
-    def _wall(self, account: str, scope: str) -> tuple[Wall | None, bool]:
+    def _walls(self, account: str, model: str) -> dict[str, tuple[Wall | None, bool]]:
+        every = self._wall(account, EVERY)
+        # Whoever was told that nothing of an account can be read is not told of each model.
+        is_told = every[0] is not None and every[0].is_unread
+        return {EVERY: every, model: self._wall(account, model, is_told=is_told)}
+
+    def _wall(self, account: str, scope: str, *, is_told: bool = False) -> tuple[Wall | None, bool]:
         """What is in force, and whether something was and has ended."""
         try:
             record = self._book.account_record((account, scope))
@@ -174,8 +193,9 @@ class Accounts:
             raise
         except StorageError as error:
             reason = f"the account's wait cannot be read: {error}"[:REASON_CHARS_MAX]
-            self._book.episodes.begin(f"{ACCOUNT}{account}", scope, reason)
-            return Wall(None, reason), False
+            if not is_told:
+                self._book.episodes.begin(f"{ACCOUNT}{account}", scope, reason)
+            return Wall(None, reason, is_unread=True), False
         self._book.episodes.end(f"{ACCOUNT}{account}", scope)
         if isinstance(record, Wait) and (
             record.deadline_ms is None or record.deadline_ms > self._clock.now_ms()

@@ -57,8 +57,9 @@ class GateKept:
         self.pauses = Pauses()
         self.holder: Any = None
         self.quota: HoldByQuota | None = None
-        self.knows_quota = False
-        """Whether the rows were asked for one: a new process must before its first admission."""
+        self.has_looked = False
+        """Whether the rows were read for what holds from the start: a new process must before its
+        first admission."""
         self.settling: dict[int, tuple[Settle, Reply]] = {}
         """Settlements whose waits the ledger was asked to record, by permit: asked once."""
         self.ids = itertools.count(1)
@@ -100,9 +101,11 @@ class Gate(TrioActor):
         self._back = Redelivered(self.kept.settling.values())
         if self.kept.holder is not None:
             self.watch(self.kept.holder)
-        if not self.kept.knows_quota:
-            self.kept.knows_quota = True
+        if not self.kept.has_looked:
+            self.kept.has_looked = True
             self.kept.quota = self._stored_quota()
+            if self._account is not None:
+                self._account.book.look(self._account.name)
 
     def _stored_quota(self) -> HoldByQuota | None:
         model = self._book.quota_hold(self._agent)

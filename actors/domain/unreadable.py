@@ -16,7 +16,8 @@ Invariants:
     I3  A release lifts a stand-in for as long as the fingerprint of what cannot be read is the
         same: what fails otherwise, or fails more, holds again. It also ends every wait that was
         stated up to it, so that one that reads again later does not bind.
-    I4  Overrides are rows of another table than what they override.
+    I4  Overrides are rows of another table than what they override. What can be replaced, a row
+        whose value cannot be trusted, is released by a row in its place instead.
     I5  An episode is over once the same reads again, and what was released of it lapses, in this
         process at once and durably by the ledger: should it be unreadable again, it holds again. At
         a start whatever is not found unreadable has been read.
@@ -98,6 +99,9 @@ class StandIn(NamedTuple):
     fingerprint: str
     """The same for the same damage, also after a restart."""
     read_ms: int
+    of_reading: bool = False
+    """Whether the reading itself failed, so that nothing can be put in the place of what is there;
+    else it was read, and cannot be trusted."""
 
 
 class Overrides:
@@ -235,13 +239,23 @@ class Unreadable:
         except StoreClosedError:
             raise
         except StorageError as error:
-            # One bad page is no bad table.
+            # One bad page is no bad table; it may be all that an agent has.
             if (worse := self.table_error()) is not None:
                 return self.note_table(worse)
+            if key[0] not in self._looked:
+                self._look_at(key[0])
+            mine = self._standing.get((key[0], EVERY))
+            if mine is not None and mine.of_reading:
+                return mine
             return self._note(key, error, f"{key} {type(error).__name__} {error}")
         if standing is not None:
             self.mend(key)
         return row
+
+    def unreplaceable(self, key: Scope) -> StandIn | None:
+        """What holds this row alone, where no release can be put in the row's place."""
+        standing = self._standing.get(key)
+        return standing if standing is not None and standing.of_reading else None
 
     def rows(self, agent: str | None) -> list[Scope]:
         """The keys that a stand-in of their own holds, of one agent or of all."""
@@ -263,10 +277,17 @@ class Unreadable:
         """Whether this cannot be read, as far as it was looked at."""
         return any(each.fingerprint == fingerprint for each in self._standing.values())
 
-    def read_again(self) -> None:
-        """Read the table now, if it could not be read: a row of it was just read and written."""
+    def read_again(self, key: Scope) -> None:
+        """Note that this row was just read and written; read again now what it is part of, if that
+        could not be read."""
+        if not self._standing:
+            return
         if (EVERY, EVERY) in self._standing and not self._has_lost_keys:
             self._read_table()
+        mine = self._standing.get((key[0], EVERY))
+        if mine is not None and mine.of_reading:
+            self._look_at(key[0])
+        self.mend(key)
 
     def forget(self, agent: str) -> None:
         """Read an agent's keys anew: another process may have owned it."""
@@ -389,15 +410,16 @@ class Unreadable:
         return self._note((EVERY, EVERY), error, f"{type(error).__name__} {error}")
 
     def _note(self, scope: Scope, error: StorageError, what: str) -> StandIn:
-        return self._stand(scope, str(error), what)
+        of_reading = not isinstance(error, UnreadableRecordError)
+        return self._stand(scope, str(error), what, of_reading=of_reading)
 
-    def _stand(self, scope: Scope, reason: str, what: str) -> StandIn:
+    def _stand(self, scope: Scope, reason: str, what: str, *, of_reading: bool = False) -> StandIn:
         reason = f"the recorded wait cannot be read: {reason}"[:REASON_CHARS_MAX]
         fingerprint = hashlib.sha256(what.encode(errors="replace")).hexdigest()[:32]
         before = self._standing.get(scope)
         if before is not None and before.fingerprint != fingerprint:
             self.mend(scope)  # Other damage is another episode.
-        stand_in = StandIn(scope, reason, fingerprint, self._clock.now_ms())
+        stand_in = StandIn(scope, reason, fingerprint, self._clock.now_ms(), of_reading)
         self._standing[scope] = stand_in
         if not self._overrides.lifts(*scope, fingerprint):
             self.episodes.begin(*scope, reason)

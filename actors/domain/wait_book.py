@@ -132,7 +132,10 @@ class WaitBook:
 
     def lapse_stale(self) -> None:
         """End what was released of anything that is read by now. Called once all keys were."""
-        for _, override in list(self.overrides.standing()):
+        for (agent, model, _), override in list(self.overrides.standing()):
+            self.unreadable.wide(agent)
+            if model != EVERY:
+                self.unreadable.read((agent, model))
             if not self.unreadable.stands(override.fingerprint):
                 self._lapse(override.fingerprint)
 
@@ -264,6 +267,15 @@ class WaitBook:
         if hold is None or self.overrides.quota(agent, hold.model) == hold.fingerprint:
             return None
         return hold.model
+
+    def account_models(self, account: str) -> list[str]:
+        """What has a row of this credential, `*` for all its models, or one that cannot be read.
+
+        Raises:
+            StorageError: Nobody can tell.
+        """
+        keys = [key for key, _ in self._store.scan(ACCOUNT_TABLE, (account,))]
+        return [str(key[1]) for key in keys if len(key) == 2]
 
     def _listed_accounts(self, account: str | None) -> list[ProviderWait]:
         keys = {act.key for act in self.pending if act.table == ACCOUNT_TABLE}

@@ -298,7 +298,7 @@ class Ledger(TrioActor):
         acts = [
             WaitAct((agent_name, each), WaitReleased(by=by, at_ms=now, act=self._act_id(now)))
             for each in sorted(listed)
-            if model in (None, each)
+            if model in (None, each) and self._takes_release((agent_name, each))
         ]
         for key, fingerprint in self._unrecorded(agent_name, model):
             override = Override(fingerprint=fingerprint, by=by, at_ms=now, act=self._act_id(now))
@@ -336,6 +336,14 @@ class Ledger(TrioActor):
         scope = model or EVERY
         if stand_in is not None and not self._book.unreadable.lifted(agent, scope, stand_in):
             found.append(((agent, scope, "unreadable"), stand_in.fingerprint))
+        for key in self._book.unreadable.rows(agent):
+            row = self._book.unreadable.unreplaceable(key)
+            if (
+                row is not None
+                and model in (None, key[1])
+                and not self._book.unreadable.lifted(*key, row)
+            ):
+                found.append(((*key, "unreadable"), row.fingerprint))
         hold = read_quota_hold(self._store, agent)
         if (
             hold is not None
@@ -344,6 +352,13 @@ class Ledger(TrioActor):
         ):
             found.append(((agent, hold.model, "quota"), hold.fingerprint))
         return found
+
+    def _takes_release(self, key: tuple[str, str]) -> bool:
+        """Whether a release of this key goes into its row. Else an override stands for it, and
+        what is pending of the key is ended in this process as well."""
+        if self._book.unreadable.unreplaceable(key) is None:
+            return True
+        return any(self._book.binds_pending(act) for act in self._book.pending_of(key))
 
     def _tell_agent(self, name: str, model: str | None) -> None:
         agent = self.kept.agents.get(name)
@@ -472,9 +487,10 @@ class Ledger(TrioActor):
     def _landed(self, acts: Sequence[WaitAct]) -> None:
         for act in acts:
             act.durable = True
-        if any(act.table == "waits" for act in acts):
-            # Whatever was released before reads again; it would lift these, once they are rows.
-            self._book.unreadable.read_again()
+        for act in acts:
+            if act.table == "waits":
+                # Whatever was released before reads again; it would lift this, once it is a row.
+                self._book.unreadable.read_again((act.key[0], act.key[1]))
         for act in self._book.drop_durable():
             self._announce(act)
         self._answer_waiting(still=[each for each in self.kept.waiting if not each.is_durable])

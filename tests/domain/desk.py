@@ -25,7 +25,12 @@ from abeyance.actors.domain.asks import ASKS
 from abeyance.actors.domain.journal import Journal
 from abeyance.actors.testing import WallClock
 from abeyance.storage import codec
-from abeyance.storage.errors import DiskFullError, StorageError, UnreadableRecordError
+from abeyance.storage.errors import (
+    DiskFullError,
+    StorageError,
+    StoreIOError,
+    UnreadableRecordError,
+)
 from abeyance.storage.keys import encode_prefix
 from abeyance.storage.memory import MemoryStore
 from abeyance.storage.store import (
@@ -73,6 +78,10 @@ class DeskStore(MemoryStore):
         self.commit(Request(puts=(Put("owners", ("slot", slot), codec.encode(owner)),)))
 
 
+def bad_page() -> StoreIOError:
+    return StoreIOError("a page is gone; nothing was read", path="memory", errno=5)
+
+
 class Spotty(DeskStore):
     """A store that cannot read some of `waits`, as one with damaged pages."""
 
@@ -84,6 +93,8 @@ class Spotty(DeskStore):
         """Keys, as they are on disk, that are none."""
         self.broken: StorageError | None = None
         """What every reading of the table fails with."""
+        self.pages: set[Key] = set()
+        """Keys, or agents' prefixes of keys, whose page cannot be read."""
         self.ignorable = False
         """Whether a bad value says that it may be taken for none."""
         self.reads = 0
@@ -99,6 +110,8 @@ class Spotty(DeskStore):
             self.reads += 1
             if self.broken is not None:
                 raise self.broken
+            if key in self.pages or key[:1] in self.pages:
+                raise bad_page()
             if key in self.bad:
                 raise self._error(key)
         return super().get(table, key)
@@ -113,6 +126,8 @@ class Spotty(DeskStore):
         self.reads += 1
         if self.broken is not None:
             raise self.broken
+        if prefix and tuple(prefix) in self.pages:
+            raise bad_page()
         for key, row in found:
             yield key, self._error(key) if key in self.bad else row
         start = encode_prefix((str, str), prefix)
@@ -127,6 +142,7 @@ class Spotty(DeskStore):
         mine = Spotty()
         mine._durable, mine._nonce = other._durable, other._nonce
         mine.bad, mine.bad_keys, mine.broken = set(self.bad), set(self.bad_keys), self.broken
+        mine.pages = set(self.pages)
         return mine
 
 

@@ -377,6 +377,47 @@ async def test_a_wall_that_cannot_be_read_is_told_of_once_an_episode_until_it_is
         assert len(await settled(world)) == 2
 
 
+@pytest.mark.behaviour("R-35", "W-049")
+@pytest.mark.parametrize("damage", ["a row", "the table"])
+async def test_a_wall_that_cannot_be_read_is_told_of_when_an_agent_of_it_starts(
+    world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    async with world.open(account_waits=True) as runtime:
+        account = fingerprint("k", runtime._store_id)
+        for model in ("m", "n"):
+            wait = RecordWait("ana", model, None, "slow down", account, model, own=False)
+            await runtime._ledger.ask(wait)
+    bad = StoreIOError("gone; nothing was read", path="store", errno=5)
+
+    def breaking(read: Any) -> Any:
+        def read_or_raise(store: LmdbStore, table: str, *args: Any, **how: Any) -> Any:
+            if table == "account_waits" and (
+                damage == "the table" or args[:1] == ((account, "m"),)
+            ):
+                raise bad
+            return read(store, table, *args, **how)
+
+        return read_or_raise
+
+    for name in ("get", "scan"):
+        monkeypatch.setattr(LmdbStore, name, breaking(getattr(LmdbStore, name)))
+    shown_as = (ACCOUNT + account, "m" if damage == "a row" else "*")
+    for opening in (1, 2):
+        async with world.open(account_waits=True) as runtime:
+            await add(world, "other", key="another", model="n")
+            told = [a for a in await settled(world) if a.agent == shown_as[0]]
+            assert len(told) == opening - 1, "none of its agents is here"
+            await add(world, "ana", reply("never"), model="n")
+            told = [(a.agent, a.model) for a in await settled(world) if a.agent == shown_as[0]]
+            assert told == [shown_as] * opening, "nobody has made a call"
+            await add(world, "bo", reply("never"))
+            await runtime.agent("bo").send("go")
+            await runtime.agent("bo").wait_idle()
+            assert world.state("bo").held.cause == "account"
+            told = [a.agent for a in await settled(world) if a.model == shown_as[1]]
+            assert told.count(shown_as[0]) == opening
+
+
 # -- the line ------------------------------------------------------------------------------------
 
 

@@ -264,3 +264,41 @@ async def test_what_could_not_be_recorded_is_offered_a_last_time_when_the_runtim
         full[0] = False
     async with world.open() as runtime:
         assert [wait.model for wait in runtime.provider_waits("ana")] == ["m"]
+
+
+@pytest.mark.behaviour("R-18")
+@pytest.mark.parametrize("how", ["a row", "the rows of an agent"])
+async def test_a_release_of_a_page_that_cannot_be_read_runs_the_turn_and_outlasts_restarts(
+    world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    get, scan = LmdbStore.get, LmdbStore.scan
+    error = StoreIOError("a page is gone; nothing was read", path="store", errno=5)
+
+    def bad_get(store: LmdbStore, table: str, key: Any) -> Any:
+        if table == "waits" and key[0] == "ana":
+            raise error
+        return get(store, table, key)
+
+    def bad_scan(store: LmdbStore, table: str, prefix: Any = (), **options: Any) -> Any:
+        if how != "a row" and table == "waits" and prefix[:1] == ("ana",):
+            raise error
+        return scan(store, table, prefix, **options)
+
+    monkeypatch.setattr(LmdbStore, "get", bad_get)
+    monkeypatch.setattr(LmdbStore, "scan", bad_scan)
+    async with world.open() as runtime:
+        ana = await world.add([reply("released")])
+        await ana.send("go")
+        await ana.wait_idle()
+        assert world.state().held.cause == "unreadable"
+        (released,) = (await runtime.release_provider_wait("ana", requester="ops")).released
+        assert released.reach == "recorded"
+        await ana.wait_idle()
+        assert (await shown(ana))[-1] == "assistant: released"
+    for number in range(2):
+        async with world.open() as runtime:
+            ana = await world.add([reply(f"still {number}")])
+            await ana.send("more")
+            await ana.wait_idle()
+            assert (await shown(ana))[-1] == f"assistant: still {number}"
+            assert len(runtime.alerts()) == 1, "of the hold before the release"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -475,3 +477,128 @@ async def test_a_crash_behind_the_commit_of_an_override_records_it_once() -> Non
                 receipt = await books.release()
             assert receipt.released == (ReleasedWait("ana", EVERY, "recorded"),)
             assert len(lines(store)) == 1
+
+
+# -- one bad page ----------------------------------------------------------------------------------
+
+PAGES = [pytest.param(KEY, id="of a row"), pytest.param(("ana",), id="of an agent's rows")]
+
+
+def page_of(damage: Any) -> Spotty:
+    store = Spotty()
+    store.pages = {damage}
+    return store
+
+
+@pytest.mark.behaviour("R-18", "W-051", "W-109")
+@pytest.mark.parametrize("damage", PAGES)
+@pytest.mark.parametrize("model", ["m1", None], ids=["one model", "every model"])
+async def test_a_release_of_one_bad_page_is_recorded_and_stays_after_a_restart(
+    damage: Any, model: str | None
+) -> None:
+    store, clock = page_of(damage), WallClock()
+    async with open_books(store, clock) as books:
+        assert causes(books, KEY, ("bo", "m1")) == ["unreadable", None]
+        (released,) = (await books.release("ana", model)).released
+        assert released.reach == "recorded"
+        assert causes(books, KEY) == [None]
+        assert await books.release("ana", model) == ReleaseReceipt(())
+        assert books.book.pending == []
+        clock.advance(RECHECK_MS)
+        assert causes(books, KEY) == [None], "also when it was read in vain again"
+    for _ in range(2):
+        store = store.reopened()
+        async with open_books(store, clock) as books:
+            await wait_all_tasks_blocked()
+            assert causes(books, KEY) == [None]
+            if model is not None and damage != KEY:
+                assert causes(books, ("ana", "m2")) == ["unreadable"]
+
+
+@pytest.mark.behaviour("R-18")
+@pytest.mark.parametrize("healed_by", ["a reading", "a restart", "what it recorded"])
+@pytest.mark.parametrize("damage", PAGES)
+async def test_a_release_of_one_bad_page_lapses_when_it_reads_again(
+    damage: Any, healed_by: str
+) -> None:
+    store, clock = page_of(damage), WallClock()
+    async with open_books(store, clock) as books:
+        assert causes(books, KEY) == ["unreadable"]
+        await books.release("ana", "m1")
+        assert causes(books, KEY) == [None]
+        store.pages = set()
+        if healed_by == "a reading":
+            clock.advance(RECHECK_MS)
+            assert causes(books, KEY) == [None]
+            await wait_all_tasks_blocked()
+        elif healed_by == "what it recorded":
+            assert (await books.set(60)).reach == "recorded"
+            assert causes(books, KEY) == ["wait"], "at once, though nobody has read it since"
+    if healed_by == "a restart":
+        store = store.reopened()
+        async with open_books(store, clock) as books:
+            await wait_all_tasks_blocked()
+            assert causes(books, KEY) == [None]
+    assert {row.fingerprint for row in rows(store, "overrides").values()} == {LAPSED}
+    store = store.reopened()
+    store.pages = {damage}
+    async with open_books(store, clock) as books:
+        await wait_all_tasks_blocked()
+        assert causes(books, KEY) == ["unreadable"], "another episode, though of the same words"
+
+
+@pytest.mark.behaviour("R-18", "W-025")
+@pytest.mark.parametrize("damage", PAGES)
+async def test_a_wait_stated_behind_a_release_of_one_bad_page_binds_and_is_recorded_when_it_heals(
+    autojump_clock: MockClock, damage: Any
+) -> None:
+    store, clock = page_of(damage), WallClock()
+    async with open_books(store, clock) as books:
+        assert causes(books, KEY) == ["unreadable"]
+        await books.release("ana")
+        assert (await books.set(600)).reach == "pending"
+        assert books.left_s() == 600
+        store.pages = set()
+        await trio.sleep(RECHECK_MS / SECOND + 1)
+        assert books.book.pending == []
+        assert causes(books, KEY) == ["wait"]
+    async with open_books(store.reopened(), clock) as books:
+        assert causes(books, KEY) == ["wait"]
+
+
+@pytest.mark.behaviour("R-18", "W-052")
+async def test_a_release_ends_what_was_stated_while_its_page_could_not_be_read() -> None:
+    store, clock = Spotty(), WallClock()
+    async with open_books(store, clock) as books:
+        await books.set(600)
+    store = store.reopened()
+    store.pages = {KEY}
+    async with open_books(store, clock) as books:
+        assert causes(books, KEY) == ["unreadable"]
+        await books.set(900)
+        receipt = await books.release("ana")
+        assert {each.reach for each in receipt.released} == {"recorded", "pending"}
+        assert causes(books, KEY) == [None]
+    # What was pending is gone with the process, and what was released stays so.
+    store = store.reopened()
+    async with open_books(store, clock) as books:
+        await wait_all_tasks_blocked()
+        assert causes(books, KEY) == [None]
+        store.pages = set()
+        clock.advance(RECHECK_MS)
+        assert causes(books, KEY) == [None], "the recorded wait was released with it"
+
+
+@pytest.mark.behaviour("W-109", "W-113")
+async def test_a_release_of_one_bad_page_that_the_disk_refuses_is_pending_until_it_heals() -> None:
+    store = page_of(KEY)
+    async with open_books(store) as books:
+        assert causes(books, KEY) == ["unreadable"]
+        refuse(store)
+        assert [each.reach for each in (await books.release("ana")).released] == ["pending"]
+        assert causes(books, KEY) == [None]
+        refuse(store, False)
+        await books.release("ana")
+        await wait_all_tasks_blocked()
+        assert books.book.pending == []
+        assert len(rows(store, "overrides")) == 1
