@@ -3,6 +3,7 @@
 docs/testing.md shows how to use it.
 """
 
+from . import invariant
 from .clock import WallClock
 from .faults import POINTS, Faults, InjectedCrashError
 from .host_clock import HostClock
@@ -28,6 +29,7 @@ from .simulator import (
     When,
     WireRequest,
 )
+from .witness import Witness, witnessed
 
 __all__ = [
     "POINTS",
@@ -48,11 +50,14 @@ __all__ = [
     "WallClock",
     "When",
     "WireRequest",
+    "Witness",
     "call_tool",
     "fail",
+    "invariant",
     "raise_",
     "reply",
     "settled",
     "stall",
     "wait_settled",
+    "witnessed",
 ]

@@ -21,6 +21,7 @@ from .clock import WallClock
 from .faults import Faults
 from .host_clock import HostClock as _HostClock
 from .simulator import ProviderSimulator
+from .witness import Witness, witnessed
 
 _FAULTS: Final = pytest.StashKey[Faults]()
 
@@ -60,6 +61,18 @@ def faults(request: pytest.FixtureRequest) -> Iterator[Faults]:
 def host_clock() -> _HostClock:
     """Virtual time for the test, which stands still while threads and the store work."""
     return _HostClock()
+
+
+@pytest.fixture
+def wire_invariant() -> Iterator[Witness]:
+    """Holds every call of every turn against the slot it was compiled from; checked at the end.
+
+    For every test of a project: `pytestmark = pytest.mark.usefixtures("wire_invariant")`, or an
+    autouse fixture of the project's own that takes it.
+    """
+    with witnessed() as witness:
+        yield witness
+    witness.check()
 
 
 @trio_fixture  # type: ignore[untyped-decorator]

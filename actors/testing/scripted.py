@@ -238,6 +238,16 @@ class Gate:
         return await self.then.play(call)
 
 
+@dataclass(slots=True, eq=False)
+class ScriptedExchange:
+    """One call that had a permit, and what it was answered with."""
+
+    request: ModelRequest
+    permit: Permit
+    reply: ModelReply | None = None
+    """None while it is out, and where it failed."""
+
+
 Script = Iterable[Step] | Callable[[ModelRequest], Step]
 
 
@@ -266,6 +276,8 @@ class ScriptedProvider:
         """Every request that had a permit, in order of arrival."""
         self.permits: list[Permit] = []
         """The permits those requests consumed, in the same order."""
+        self.exchanges: list[ScriptedExchange] = []
+        """The same calls with their replies: what `invariant.read_scripted` reads."""
         self._clock = clock or SystemClock()
         self._steps = None if callable(script) else list(script)
         self._choose = script if callable(script) else self._next
@@ -302,8 +314,13 @@ class ScriptedProvider:
         permit = use_permit()
         self.requests.append(request)
         self.permits.append(permit)
+        exchange = ScriptedExchange(request, permit)
+        self.exchanges.append(exchange)
         step = self._choose(request)
-        return await step.play(ScriptedCall(request, permit, on_delta, self._clock))
+        answer = await step.play(ScriptedCall(request, permit, on_delta, self._clock))
+        # What no reply is, raw faults of a script among it, is judged by whoever gets it.
+        exchange.reply = answer if isinstance(answer, ModelReply) else None
+        return answer
 
     async def aclose(self) -> None:
         """Mark it closed. Idempotent. A checkpoint."""

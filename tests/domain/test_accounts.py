@@ -34,7 +34,7 @@ NAMES = ("ana", "bo", "cy", "di")
 
 
 async def add(world: World, name: str, *steps: Any, key: str | None = "k", **spec: Any) -> Any:
-    return await world.add(world.provider(steps, name, key=key), name, **spec)
+    return await world.add(world.provider(steps, key=key), name, **spec)
 
 
 async def bare(world: World, name: str, *steps: Any, model: str = "m") -> Any:

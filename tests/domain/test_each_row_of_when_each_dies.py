@@ -40,13 +40,13 @@ from abeyance.actors.domain.protocol import (
 from abeyance.actors.domain.slot import Slot
 from abeyance.actors.domain.slot_messages import Accept, CloseGap, RecordRound
 from abeyance.actors.domain.waits import Ledger
-from abeyance.actors.testing import Gate, call_tool, fail, reply
+from abeyance.actors.testing import Gate, ScriptedProvider, call_tool, fail, reply
 from abeyance.actors.testing.scripted import Step
 from abeyance.storage.errors import StoreLostError
 from abeyance.storage.store import Request
 from abeyance.storage.writer import Writer
 
-from .world import WitnessedProvider, World, shown, tool, until
+from .world import World, shown, tool, until
 
 OWN = ("journal", "ledger", "alarm")
 BYSTANDERS = ("writer", *OWN, "slot", "gate")
@@ -115,7 +115,7 @@ class Live:
         self.tools = 0
 
     @property
-    def provider(self) -> WitnessedProvider:
+    def provider(self) -> ScriptedProvider:
         return self.world.providers[0]
 
     @property

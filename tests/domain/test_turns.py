@@ -9,10 +9,11 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from abeyance.actors.domain.errors import InvalidMessageError
 from abeyance.actors.domain.gate import Gate as GateActor
 from abeyance.actors.providers.port import ProviderError, ProviderStalledError
 from abeyance.actors.testing import Gate, call_tool, fail, raise_, reply, stall
-from abeyance.storage.tables.blocks import ToolUseBlock
+from abeyance.storage.tables.blocks import TextBlock, ToolResultBlock, ToolUseBlock
 
 from .world import Stop, World, shown, texts, tool, until
 
@@ -124,6 +125,30 @@ async def test_a_message_named_as_the_agent_lands_behind_the_last_reply(
             "assistant: held",
         ]
         assert len(world.turns()) == 1, "a message named as the agent wakes nobody"
+
+
+@pytest.mark.behaviour("D-003")
+async def test_neither_tool_blocks_nor_the_agents_own_words_join_or_are_stored_mid_turn(
+    world: World, virtual_time: MockClock
+) -> None:
+    stop, call = Stop(), Gate(reply("Done"))
+    use = ToolUseBlock(id="x", name="wait", input={})
+    result = ToolResultBlock(tool_use_id="x")
+    async with world.open():
+        ana = await world.add([call_tool("wait"), call], tools=[stop.tool()])
+        await ana.send("go")
+        await stop.entered.wait()
+        for block in (use, result):
+            with pytest.raises(InvalidMessageError, match=r"message\[0\]\.type"):
+                await ana.send([block, TextBlock(text="and words")])
+        await ana.send("own", author="ANA")
+        stop.go.set()
+        await call.wait_entered()
+        assert await shown(ana) == ["user: go", "assistant: <wait>", "results: =done"]
+        assert texts(world.providers[0].requests[1]) == ["user: go", "agent: <wait>", "user: =done"]
+        call.release()
+        await ana.wait_idle()
+        assert (await shown(ana))[3:] == ["assistant: Done", "assistant: own"]
 
 
 @pytest.mark.behaviour("D-012")

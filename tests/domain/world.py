@@ -14,14 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from abeyance.actors import AgentHandle, AgentSpec, Runtime, Tool, open_runtime
-from abeyance.actors.domain.render import render_all
-from abeyance.actors.domain.slot_rows import read_placed
-from abeyance.actors.providers.port import ModelReply, ModelRequest, OnDelta, ProviderMessage
+from abeyance.actors.providers.port import ModelRequest
 from abeyance.actors.testing import ScriptedProvider, WallClock
 from abeyance.actors.testing.scripted import Script
 from abeyance.storage.lmdb_store import LmdbStore
@@ -80,45 +77,6 @@ class OutsideWork:
         monkeypatch.setattr(trio.to_thread, "run_sync", watched_run_sync)
 
 
-class WitnessedProvider(ScriptedProvider):
-    """A scripted provider that holds every request against a fresh compile of the store.
-
-    While a call is out nothing may be in the slot that the request does not carry, and it carries
-    what a compile at that instant renders, byte for byte (D-001).
-    """
-
-    def __init__(self, world: World, agent: str, script: Script, **options: Any) -> None:
-        super().__init__(script, clock=world.clock, **options)
-        self._world = world
-        self._agent = agent
-        self.mismatches: list[str] = []
-
-    async def call(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
-        self._hold_against_store(request)
-        try:
-            return await super().call(request, on_delta)
-        finally:
-            self._hold_against_store(request)
-
-    def _hold_against_store(self, request: ModelRequest) -> None:
-        store = self._world.runtime._store
-        placed = read_placed(store, self._agent, 1)
-        compiled = render_all(placed)
-        if shape(request.messages) != shape(compiled):
-            self.mismatches.append(f"request {texts(request)} but store {compiled}")
-        carried = self._world.rows("carried", self._agent)[-1]
-        numbers = [n for first, last in carried.rows for n in range(first, last + 1)]
-        sendable = [row.seq for row in placed if row.entry.role != "marker"]
-        # A range may span markers, which no request carries.
-        markers = [row.seq for row in placed if row.entry.role == "marker"]
-        if [number for number in numbers if number not in markers] != sendable:
-            self.mismatches.append(f"carried {numbers} but the request holds {sendable}")
-
-
-def shape(messages: Sequence[ProviderMessage]) -> list[tuple[str, bytes]]:
-    return [(message.role, msgspec.msgpack.encode(message.blocks)) for message in messages]
-
-
 class World:
     """One state directory, one wall clock, and the runtime that is open on it."""
 
@@ -127,7 +85,7 @@ class World:
         self.clock = clock
         self.time = time
         self.runtime: Runtime
-        self.providers: list[WitnessedProvider] = []
+        self.providers: list[ScriptedProvider] = []
 
     @asynccontextmanager
     async def open(self, **options: Any) -> AsyncIterator[Runtime]:
@@ -136,20 +94,20 @@ class World:
             self.runtime = runtime
             yield runtime
 
-    def provider(self, script: Script, agent: str = "ana", **options: Any) -> WitnessedProvider:
-        provider = WitnessedProvider(self, agent, script, **options)
+    def provider(self, script: Script, **options: Any) -> ScriptedProvider:
+        provider = ScriptedProvider(script, clock=self.clock, **options)
         self.providers.append(provider)
         return provider
 
     async def add(
-        self, script: Script | WitnessedProvider, name: str = "ana", **spec: Any
+        self, script: Script | ScriptedProvider, name: str = "ana", **spec: Any
     ) -> AgentHandle:
         """Add an agent whose provider plays a script."""
         injections = spec.pop("carries_injections", True)
         provider = (
             script
-            if isinstance(script, WitnessedProvider)
-            else self.provider(script, name, carries_injections=injections)
+            if isinstance(script, ScriptedProvider)
+            else self.provider(script, carries_injections=injections)
         )
         spec = {"model": "m", **spec}
         return await self.runtime.add_agent(AgentSpec(name=name, provider=provider, **spec))

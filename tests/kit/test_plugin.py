@@ -115,3 +115,43 @@ def test_simulator_and_wall_clock_are_fixtures_too(project: Path) -> None:
     (project / "test_it.py").write_text(FIXTURES)
     code, said = run(project)
     assert (code, "2 passed" in said) == (0, True), said
+
+
+BROKEN = """
+import pytest
+from abeyance.actors import AgentSpec, Tool
+from abeyance.actors.domain.turn import TurnTask
+from abeyance.actors.testing import ScriptedProvider
+
+pytestmark = pytest.mark.usefixtures("wire_invariant")
+LOOK = Tool("look", "looks", {"type": "object", "properties": {}}, lambda **_: "x")
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("breaks", [False, True])
+async def test_turn(abeyance_runtime, monkeypatch, breaks):
+    request = TurnTask._request
+
+    def compacted(turn):
+        if turn.round:
+            turn._messages[:1] = []
+        return request(turn)
+
+    if breaks:
+        monkeypatch.setattr(TurnTask, "_request", compacted)
+    provider = ScriptedProvider.echo("look", rounds=2)
+    ana = await abeyance_runtime.add_agent(
+        AgentSpec(name="ana", provider=provider, model="m", tools=[LOOK])
+    )
+    await ana.send("hi")
+    await ana.wait_idle()
+"""
+
+
+def test_project_that_asks_for_it_is_told_where_a_wire_breaks_the_invariant(project: Path) -> None:
+    (project / "test_wire.py").write_text(BROKEN)
+    code, said = run(project)
+    assert code == 1
+    assert "2 passed, 1 error" in said, said
+    assert "ERROR test_wire.py::test_turn[True]" in said
+    assert re.search(r"call 2 of ana of .* than call 1 and its reply: at message 1", said), said
