@@ -36,6 +36,7 @@ from .domain.policy import (
     Retry,
 )
 from .domain.protocol import ReleaseReceipt
+from .domain.slot_inbox import InboxRow
 from .domain.slot_messages import Receipt
 from .domain.spec import AgentSpec
 from .domain.tools import Tool, ToolContext, tool_context
@@ -68,6 +69,7 @@ __all__ = [
     "HostedAgent",
     "HostedRuntime",
     "HostedSystem",
+    "InboxRow",
     "ModelChoice",
     "Pacing",
     "ProviderHold",

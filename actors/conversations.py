@@ -56,7 +56,7 @@ class Conversation(AgentHandle):
         super().__init__(runtime, name)
         self.agent = agent
         """The resident it was forked from."""
-        self.channel = channel
+        self.channel = self._channel = channel
 
     async def send(
         self,

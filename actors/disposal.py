@@ -63,6 +63,7 @@ async def end_agent(runtime: Runtime, name: str, by: str, *, finish: bool) -> No
             del runtime._members[name]
             await member.group.stop()
             await member.slot_group.stop()
+            member.slot_view.end()
             runtime._alarm.tell(ForgetInstant(name))
             runtime._runner.disown(name)
     finally:

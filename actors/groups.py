@@ -29,9 +29,10 @@ from .domain.auxiliary import Auxiliary
 from .domain.errors import AgentExistsError, AgentOwnedElsewhereError, not_stored
 from .domain.gate import Gate
 from .domain.mode import HostMode
-from .domain.slot import Slot, SlotView
+from .domain.slot import Slot
 from .domain.slot_messages import AgentKind
 from .domain.slot_rows import check_agent_rows
+from .domain.slot_view import SlotView
 from .domain.tools import ToolRunner
 from .domain.turn import TurnSeams, TurnSettings
 from .domain.wait_book import WaitBook

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import trio
 
 from abeyance.actors.providers.port import ModelReply, ModelRequest
+from abeyance.storage.errors import StoreClosedError
 
 from .core import TrioFuture
 from .core.errors import AbeyanceError, ActorDeadError, MailboxClosedError, OutcomeUnknownError
 from .domain.agent import WaitIdle
 from .domain.drafts import Batch, Draft, read_message
 from .domain.errors import (
+    AgentEndedError,
     BatchTooLargeError,
     InboxFullError,
     InvalidInputError,
     RuntimeClosedError,
 )
-from .domain.ingress import Content, new_message_id
+from .domain.ingress import Content, check_name, new_message_id
 from .domain.requesters import Door
+from .domain.slot_inbox import FINAL_STATES, read_receipt
 from .domain.slot_messages import (
     Accept,
     AcceptMany,
@@ -50,6 +53,8 @@ class AgentHandle:
     def __init__(self, runtime: Runtime, name: str) -> None:
         self._runtime = runtime
         self.name = name
+        self._channel: str | None = None
+        """Of messages that name none."""
 
     async def send(
         self,
@@ -134,7 +139,7 @@ class AgentHandle:
                 OutcomeUnknownError: As for `send`, of all of them.
         """
         member = self._runtime._member(self.name)
-        batch = Batch(self._runtime.clock, self.name, drafts)
+        batch = Batch(self._runtime.clock, self.name, drafts, self._channel)
         for _ in batch.read():
             await trio.lowlevel.checkpoint()
         member.check_accepts()
@@ -180,7 +185,7 @@ class AgentHandle:
         As `hand_over`. A batch that is malformed is refused here.
         """
         member = self._runtime._member(self.name)
-        batch = Batch(self._runtime.clock, self.name, drafts)
+        batch = Batch(self._runtime.clock, self.name, drafts, self._channel)
         for _ in batch.read():
             pass
         member.check_accepts()
@@ -225,6 +230,57 @@ class AgentHandle:
         self, content: Content, author: str, id_: str | None, wake: bool, channel: str | None
     ) -> Accept:
         return read_message(self._runtime.clock, self.name, content, author, id_, wake, channel)
+
+    async def receipt(self, id: str) -> Receipt:  # noqa: A002 - the word hosts use.
+        """What became of a message that was sent: where it is now, and why.
+
+        A checkpoint. Reads rows; asks no actor, and what it tells is committed.
+
+        Args:
+            id: As `Receipt.id` has it.
+        Raises:
+            InvalidNameError: It is no id.
+            UnknownMessageError: No message was accepted under it.
+            RuntimeClosedError: The runtime has ended.
+        """
+        check_name(id, "id", reserved=False)
+        member = self._runtime._member(self.name)
+        return await read_receipt(self._runtime._store, member.slot_name, id)
+
+    async def follow(self, id: str) -> AsyncGenerator[Receipt, None]:  # noqa: A002
+        """Yield a message's receipt as it is now, and again whenever it changed, until its state is
+        a last one: stored, dead, or rewound.
+
+        Of changes that follow close on one another only the last is told. A checkpoint a receipt.
+        Cancelled: nothing happens.
+
+        Raises:
+            InvalidNameError, UnknownMessageError: As for `receipt`.
+            AgentEndedError: The agent was removed; what became of the message is in its store.
+            RuntimeClosedError: The runtime ended first; the message is where it was told to be.
+        """
+        check_name(id, "id", reserved=False)
+        runtime, member = self._runtime, self._runtime._member(self.name)
+        view, last = member.slot_view, None
+        while True:
+            stirs, ended = view.stirs, view.ended
+            try:
+                receipt = await read_receipt(runtime._store, member.slot_name, id)
+            except StoreClosedError as error:
+                raise closed() from error
+            if receipt != last:
+                last = receipt
+                yield receipt
+            if receipt.state in FINAL_STATES:
+                return
+            if ended:
+                runtime._check_open()
+                raise AgentEndedError(
+                    f"agent {self.name!r} has ended; message {id!r} is {receipt.state}; add the "
+                    "agent again to go on",
+                    agent=self.name,
+                )
+            await view.wait_stirred(stirs)
 
     async def auxiliary_call(self, request: ModelRequest) -> ModelReply:
         """Ask the agent's provider something beside its turns; nothing of it is in the slot.

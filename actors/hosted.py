@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal, Self, overload
@@ -31,7 +31,8 @@ from .domain.ingress import Content
 from .domain.mode import WITHIN_S, QuiesceReceipt, ResumeReceipt
 from .domain.protocol import ReleaseReceipt
 from .domain.requesters import Admin
-from .domain.slot_messages import RewindReceipt
+from .domain.slot_inbox import InboxRow
+from .domain.slot_messages import Receipt, RewindReceipt
 from .domain.spec import AgentSpec
 from .domain.transcript import After, TranscriptMessage
 from .domain.wait_book import ProviderWait
@@ -296,6 +297,17 @@ class HostedRuntime:
         found: tuple[Alert, ...] = self._call(read, True)
         return found
 
+    def inbox(
+        self, agent: str | None = None, *, after: int | None = None, limit: int = 100
+    ) -> tuple[InboxRow, ...]:
+        """What was accepted and is in no transcript yet, and why. As `Runtime.inbox`."""
+
+        async def read(runtime: Runtime) -> tuple[InboxRow, ...]:
+            return await runtime.inbox(agent, after=after, limit=limit)
+
+        found: tuple[InboxRow, ...] = self._call(read, True)
+        return found
+
     def dead_letters(
         self, *, before: int | None = None, limit: int = 100
     ) -> tuple[ArchivedMessage, ...]:
@@ -462,6 +474,35 @@ class HostedAgent:
             _refuse_on_loop("send_many")
         handed = self._handle.hand_over_many(drafts)
         return handed.get() if block else handed
+
+    def receipt(self, id: str) -> Receipt:  # noqa: A002 - the word hosts use.
+        """What became of a message that was sent. As `AgentHandle.receipt`."""
+
+        async def read(runtime: Runtime) -> Receipt:
+            return await self._handle.receipt(id)
+
+        found: Receipt = self._host._call(read, True)
+        return found
+
+    def follow(self, id: str) -> Iterator[Receipt]:  # noqa: A002
+        """Yield a message's receipt as it changes; blocks until it does. As `AgentHandle.follow`.
+
+        Left before its end, it waits for nothing.
+        """
+        states = self._handle.follow(id)
+
+        async def read(runtime: Runtime) -> Receipt | None:
+            return await anext(states, None)
+
+        async def leave(runtime: Runtime) -> None:
+            await states.aclose()
+
+        try:
+            while (found := self._host._call(read, True)) is not None:
+                yield found
+        finally:
+            with suppress(RuntimeClosedError):  # Then it has ended there, too.
+                self._host._call(leave, True)
 
     def auxiliary_call(self, request: ModelRequest, *, block: bool = True) -> Any:
         """Ask the agent's provider something beside its turns. As `AgentHandle.auxiliary_call`."""

@@ -14,8 +14,9 @@ from .core.errors import OutcomeUnknownError
 from .domain.agent import Agent, AgentView
 from .domain.auxiliary import Auxiliary
 from .domain.errors import AgentParkedError
-from .domain.slot import Slot, SlotView
+from .domain.slot import Slot
 from .domain.slot_messages import AgentKind
+from .domain.slot_view import SlotView
 from .domain.turn import TurnSettings
 from .domain.wait_book import WaitBook
 from .status import Admission, AgentStatus, HeldStatus

@@ -66,6 +66,7 @@ from .domain.reminders import NAME as REMINDERS
 from .domain.reminders import DurableReminders, Reminders
 from .domain.requesters import Admin, Door, OperatorAct, check_permitted, read_requester
 from .domain.rings import WaitRings
+from .domain.slot_inbox import InboxRow, check_listing, read_inbox
 from .domain.spec import AgentSpec, check_spec
 from .domain.tools import ToolRunner
 from .domain.wait_book import ProviderWait, WaitBook
@@ -524,6 +525,27 @@ class Runtime:
                 host=host,
             )
 
+    async def inbox(
+        self, agent: str | None = None, *, after: int | None = None, limit: int = 100
+    ) -> tuple[InboxRow, ...]:
+        """What was accepted and is not in a transcript yet, in the order it lands, and why it
+        waits; of one agent, or agent by agent.
+
+        A checkpoint a slice of rows. Reads rows; asks no actor. Agents that other processes run are
+        told of, too.
+
+        Args:
+            after: Only those of a greater number, with an agent: the last one's of a page before.
+            limit: 1 to 1,000.
+        Raises:
+            InvalidInputError, InvalidNameError: Names the argument.
+            UnknownAgentError: The store has no such agent.
+            RuntimeClosedError: The runtime has ended.
+        """
+        self._check_open()
+        check_listing(agent, after, limit)
+        return await read_inbox(self._store, agent, after=after, limit=limit)
+
     def alerts(self, *, after: int | None = None, limit: int = 100) -> tuple[Alert, ...]:
         """What operators were told of, oldest first; earlier runs' included.
 
@@ -728,6 +750,8 @@ class Runtime:
                 # The last chance of what could not be recorded when it was stated or released.
                 await self._ledger.ask(OfferPending())
             await self._root.stop()
+        for member in self._members.values():
+            member.slot_view.end()
 
     def _close_ports(self) -> None:
         """Every actor has ended: write what came too late for the journal."""

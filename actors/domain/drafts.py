@@ -94,12 +94,13 @@ class Batch:
 
     Args:
         drafts: A sequence of `Draft`, at most 10,000.
+        channel: Of drafts that name none.
     Raises:
         InvalidMessageError: It is none; names the place.
         BatchTooLargeError: There are more.
     """
 
-    def __init__(self, clock: Clock, agent: str, drafts: object) -> None:
+    def __init__(self, clock: Clock, agent: str, drafts: object, channel: str | None) -> None:
         if not isinstance(drafts, Sequence) or isinstance(drafts, (str, bytes, bytearray)):
             kind = type(drafts).__name__
             raise InvalidMessageError("drafts", f"must be a sequence of Draft, not {kind}")
@@ -111,6 +112,7 @@ class Batch:
             raise error
         self._clock = clock
         self._agent = agent
+        self._channel = channel
         self._accepts: dict[str, Accept] = {}
         self._ids: list[str] = []
 
@@ -139,7 +141,7 @@ class Batch:
             draft.author,
             draft.id,
             draft.wake,
-            draft.channel,
+            self._channel if draft.channel is None else draft.channel,
         )
         earlier = self._accepts.setdefault(accept.message, accept)
         if earlier.body_crc != accept.body_crc:

@@ -63,6 +63,7 @@ from .protocol import Requests
 from .slot_batches import plan_accepts
 from .slot_book import SlotBook
 from .slot_disposal import plan_dispose
+from .slot_inbox import receipt_of
 from .slot_messages import (
     Accept,
     AcceptMany,
@@ -103,6 +104,7 @@ from .slot_turns import (
     plan_round,
     plan_start,
 )
+from .slot_view import SlotView
 
 HAND_OVER_MAX: Final = 64
 """Requests handed to the journal in one message: as many as it answers before the loop gets a
@@ -161,13 +163,6 @@ class SlotKept:
         """The last place that a conversation may have begun with, whether or not it did yet."""
         self.ended = False
         """Its agent was disposed of; what is sent to it now would wait for nobody."""
-
-
-class SlotView:
-    """The slot's book, for whoever looks; None until the slot has read it."""
-
-    def __init__(self) -> None:
-        self.book: SlotBook | None = None
 
 
 class Slot(TrioActor):
@@ -540,6 +535,7 @@ class Slot(TrioActor):
         # What became of it is unknown where there is an error: the incarnation ends by it, and the
         # next one's barrier finds out.
         outcomes: tuple[Outcome, ...] = answer.unwrap()
+        self._view.stir()
         for place, (act, outcome) in enumerate(zip(acts, outcomes, strict=True)):
             if not isinstance(outcome, Committed):
                 self._plan_anew(outcome, acts[place:], outcomes[place:])
@@ -644,16 +640,10 @@ class Slot(TrioActor):
             del self.kept.agents[agent]
 
 
-_STATES: Final = {"inbox": "accepted", "slot": "stored", "dead": "dead", "rewound": "rewound"}
-
-
 def _same(accept: Accept, known: MessageId, book: SlotBook) -> Receipt:
     if known.body_crc != accept.body_crc:
         raise _conflict(accept)
-    state: Any = _STATES[known.state]
-    if known.seq is not None and book.is_cut(known.seq):
-        state = "rewound"
-    return Receipt(accept.message, known.entry, state)
+    return receipt_of(accept.message, known, book.is_cut)
 
 
 def _conflict(accept: Accept) -> MessageConflictError:

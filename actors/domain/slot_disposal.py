@@ -201,7 +201,9 @@ def _take_out(book: SlotBook, draft: Draft, dispose: Dispose, letter: _Letter) -
         row = book.inbox.pop(letter.inboxed)
         book.inbox_bytes -= row.body_bytes
         draft.deletes.append(Delete("inbox", (book.slot, letter.inboxed)))
-        dead = MessageId(entry=letter.inboxed, state="dead", body_crc=row.body_crc)
+        dead = MessageId(
+            entry=letter.inboxed, state="dead", body_crc=row.body_crc, cause=_reason(dispose)
+        )
         draft.put("ids", (book.slot, row.message), dead)
 
 
@@ -209,14 +211,16 @@ def _dead_letter(dispose: Dispose, letter: _Letter) -> Value:
     return encode(
         DeadLetter(
             actor=f"slot:{dispose.parent or dispose.agent}",
-            reason=clean_text(
-                f"agent {dispose.agent!r} was disposed of by {dispose.by}", REASON_CHARS_MAX
-            ),
+            reason=_reason(dispose),
             message=clean_text(letter.text, MESSAGE_CHARS_MAX) or "?",
             body=letter.body,
             at_ms=dispose.at_ms,
         )
     )
+
+
+def _reason(dispose: Dispose) -> str:
+    return clean_text(f"agent {dispose.agent!r} was disposed of by {dispose.by}", REASON_CHARS_MAX)
 
 
 # -- what nobody answers ---------------------------------------------------------------------

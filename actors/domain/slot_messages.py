@@ -59,9 +59,12 @@ class Receipt(NamedTuple):
     seq: int
     """The inbox's number of the message, its own for ever: `TranscriptMessage.entry`. It is not
     its place in the transcript, `TranscriptMessage.seq`, which is known once it is there."""
-    state: Literal["accepted", "stored", "dead", "rewound"]
-    """`accepted`: in the inbox, waiting for a boundary or a turn's end. `stored`: in the slot.
-    `rewound`: an operator's rewind took it out of the slot."""
+    state: Literal["accepted", "held", "stored", "dead", "rewound"]
+    """`accepted`: in the inbox, waiting for a boundary or a turn's end. `held`: the same, and it
+    cannot join the live turn; `send` does not tell the two apart. `stored`: in the slot. `dead`: a
+    dead letter. `rewound`: an operator's rewind took it out of the slot."""
+    cause: str | None = None
+    """Why it waits, as `InboxRow.cause`, or why it is dead; None where there is nothing to say."""
 
 
 class StartTurn(NamedTuple):

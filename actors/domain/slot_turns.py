@@ -94,6 +94,7 @@ def _take_up_live(book: SlotBook, start: StartTurn, chain: Chain) -> Plan:
         attempts=row.record.attempts + 1,
         provider=start.provider,
         model=start.model,
+        injects=start.carries_injections,
     )
     draft.put_counted("turns", (agent, book.lease.turn), row, turn)
     book.write_lease(draft, token=book.lease.token + 1)
@@ -116,6 +117,7 @@ def _open(
             attempts=1,
             provider=start.provider,
             model=start.model,
+            injects=start.carries_injections,
             answers=held.answers + answers,
         )
     head = book.heads[agent]
@@ -129,6 +131,7 @@ def _open(
         attempts=1,
         provider=start.provider,
         model=start.model,
+        injects=start.carries_injections,
         answers=answers,
         started_ms=start.at_ms,
     )

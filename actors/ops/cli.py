@@ -34,6 +34,7 @@ from abeyance.actors.domain.archive_book import Kind, check_number, check_page
 from abeyance.actors.domain.errors import UnknownAgentError
 from abeyance.actors.domain.ingress import check_name, clean_text
 from abeyance.actors.domain.mode import WITHIN_S, read_reason, read_window
+from abeyance.actors.domain.slot_inbox import check_listing
 from abeyance.storage.errors import (
     AlreadyOpenError,
     DamagedStoreError,
@@ -54,6 +55,8 @@ from .protocol import (
     AlertsReport,
     EntriesReport,
     EntryReport,
+    InboxReport,
+    InboxRowReport,
     QuiesceReport,
     ReleaseReport,
     ReplayReport,
@@ -69,6 +72,7 @@ from .render import (
     print_alerts,
     print_check,
     print_entries,
+    print_inbox,
     print_quiesce,
     print_release,
     print_replay,
@@ -146,6 +150,9 @@ class Target(Protocol):
     ) -> tuple[EntryReport, ...]: ...
     def replay(self, kind: Kind, number: int, /) -> ReplayReport: ...
     def alerts(self, *, after: int | None = None, limit: int = 100) -> tuple[AlertReport, ...]: ...
+    def inbox(
+        self, agent: str | None = None, *, after: int | None = None, limit: int = 100
+    ) -> tuple[InboxRowReport, ...]: ...
     def close(self) -> None: ...
 
 
@@ -430,6 +437,32 @@ def alerts(
         typer.echo(json_text(AlertsReport(alerts=found)))
     else:
         print_alerts(_console(), found)
+
+
+@app.command()
+def inbox(
+    directory: StateDir,
+    agent: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only this agent's messages.")
+    ] = None,
+    after: Annotated[
+        int | None,
+        typer.Option(metavar="SEQ", help="Only those of a greater number: the next page."),
+    ] = None,
+    limit: Limit = 100,
+    as_json: AsJson = False,
+) -> None:
+    """List messages that were accepted and are in no transcript yet, and why they wait."""
+    check_listing(agent, after, limit)
+    target = open_target(directory)
+    try:
+        found = target.inbox(agent, after=after, limit=limit)
+    finally:
+        target.close()
+    if as_json:
+        typer.echo(json_text(InboxReport(inbox=found)))
+    else:
+        print_inbox(_console(), found)
 
 
 @app.command("check")

@@ -45,6 +45,7 @@ from .protocol import (
     EntryReport,
     Hello,
     HostTreeReport,
+    InboxRowReport,
     NodeReport,
     QuiesceReport,
     ReleaseReport,
@@ -241,6 +242,16 @@ class ControlClient:
             RefusedByHostError, HostSilentError: As they say; nothing changed.
         """
         return self._of_any(lambda host: host.alerts(after=after, limit=limit))
+
+    def inbox(
+        self, agent: str | None = None, *, after: int | None = None, limit: int = 100
+    ) -> tuple[InboxRowReport, ...]:
+        """What waits in an agent's inbox, or agent by agent, from any host.
+
+        Raises:
+            RefusedByHostError, HostSilentError: As they say; nothing changed.
+        """
+        return self._of_any(lambda host: host.inbox(agent, after=after, limit=limit))
 
     def replay(self, kind: Kind, number: int, *, requester: str | None = None) -> ReplayReport:
         """Have the message of a row sent to its actor again, by the host that runs the actor.

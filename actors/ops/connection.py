@@ -35,6 +35,9 @@ from .protocol import (
     EntriesReport,
     EntryReport,
     Hello,
+    InboxReport,
+    InboxRequest,
+    InboxRowReport,
     NodeReport,
     QuarantineRequest,
     QuiesceReport,
@@ -245,6 +248,21 @@ class HostClient:
         """
         request = AlertsRequest(after=msgspec.UNSET if after is None else after, limit=limit)
         return self._ask(request, AlertsReport).alerts
+
+    def inbox(
+        self, agent: str | None = None, *, after: int | None = None, limit: int = 100
+    ) -> tuple[InboxRowReport, ...]:
+        """What waits in an agent's inbox, or agent by agent, in the order it lands.
+
+        Raises:
+            RefusedByHostError, HostSilentError: As they say; nothing changed.
+        """
+        request = InboxRequest(
+            agent=msgspec.UNSET if agent is None else agent,
+            after=msgspec.UNSET if after is None else after,
+            limit=limit,
+        )
+        return self._ask(request, InboxReport).inbox
 
     def replay(self, kind: Kind, number: int, *, requester: str | None = None) -> ReplayReport:
         """Have the message of a row sent to its actor again.

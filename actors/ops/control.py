@@ -50,6 +50,9 @@ from .protocol import (
     HeldReport,
     Hello,
     HostReport,
+    InboxReport,
+    InboxRequest,
+    InboxRowReport,
     ModeReport,
     NodeReport,
     QuarantineRequest,
@@ -119,6 +122,9 @@ class Controlled(Protocol):
 
     def alerts(self, *, after: int | None, limit: int) -> Sequence[Any]:
         """Rows that `AlertReport` mirrors, oldest first."""
+
+    async def inbox(self, agent: str | None, *, after: int | None, limit: int) -> Sequence[Any]:
+        """Rows that `InboxRowReport` mirrors, in the order they land."""
 
     async def replay_dead_letter(
         self,
@@ -304,6 +310,11 @@ class _Server:
             after = None if request.after is msgspec.UNSET else request.after
             alerts = self._runtime.alerts(after=after, limit=request.limit)
             return AlertsReport(alerts=tuple(_mirror(alert, AlertReport) for alert in alerts))
+        if isinstance(request, InboxRequest):
+            of = None if request.agent is msgspec.UNSET else request.agent
+            behind = None if request.after is msgspec.UNSET else request.after
+            rows = await self._runtime.inbox(of, after=behind, limit=request.limit)
+            return InboxReport(inbox=tuple(_mirror(row, InboxRowReport) for row in rows))
         if isinstance(request, ReplayRequest):
             dead = request.kind == "dead_letter"
             replay = self._runtime.replay_dead_letter if dead else self._runtime.replay_quarantined

@@ -26,6 +26,7 @@ from abeyance.actors.domain.alert_book import check_after
 from abeyance.actors.domain.archive_book import check_number, check_page
 from abeyance.actors.domain.ingress import check_name, clean_text
 from abeyance.actors.domain.mode import WITHIN_S, read_reason, read_window
+from abeyance.actors.domain.slot_inbox import check_listing
 
 PROTOCOL: Final = 1
 """Raised when the meaning of a verb or a field changes; new fields of a reply do not raise it."""
@@ -150,6 +151,15 @@ class AlertsRequest(_Request, frozen=True, tag="alerts"):
     limit: int = 100
 
 
+class InboxRequest(_Request, frozen=True, tag="inbox"):
+    """What was accepted and is in no transcript yet, of one agent, or agent by agent."""
+
+    agent: str | msgspec.UnsetType = msgspec.UNSET
+    after: int | msgspec.UnsetType = msgspec.UNSET
+    """Only rows with a greater number; with an agent."""
+    limit: int = 100
+
+
 class ReplayRequest(_Request, frozen=True, tag="replay"):
     """Send the message of a row to its actor again."""
 
@@ -184,6 +194,7 @@ Request: TypeAlias = (
     | DeadLettersRequest
     | QuarantineRequest
     | AlertsRequest
+    | InboxRequest
     | ReplayRequest
     | RewindRequest
     | QuiesceRequest
@@ -435,6 +446,28 @@ class AlertsReport(msgspec.Struct, frozen=True, kw_only=True):
     alerts: tuple[AlertReport, ...]
 
 
+class InboxRowReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that waits. Mirrors `domain.slot_inbox.InboxRow`."""
+
+    id: str
+    seq: int
+    author: str
+    agent: str
+    channel: str | None
+    state: str
+    cause: str
+    behind: str | None
+    wake: bool
+    size: int
+    at_ms: int
+
+
+class InboxReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to `inbox`."""
+
+    inbox: tuple[InboxRowReport, ...]
+
+
 class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a replay sent: the row, counted."""
 
@@ -476,6 +509,7 @@ _VERBS: Final = (
     "dead-letters",
     "quarantine",
     "alerts",
+    "inbox",
     "replay",
     "rewind",
     "quiesce",
@@ -549,6 +583,10 @@ def _check_names(request: Request) -> None:
         check_name(request.scope, "model", reserved=False)
     if isinstance(request, _ListRequest):
         check_page(None if request.before is msgspec.UNSET else request.before, request.limit)
+    if isinstance(request, InboxRequest):
+        agent = None if request.agent is msgspec.UNSET else request.agent
+        behind = None if request.after is msgspec.UNSET else request.after
+        check_listing(agent, behind, request.limit)
     if isinstance(request, AlertsRequest):
         check_after(None if request.after is msgspec.UNSET else request.after, request.limit)
     if isinstance(request, ReplayRequest):

@@ -25,6 +25,7 @@ from .protocol import (
     AlertReport,
     CheckReport,
     EntryReport,
+    InboxRowReport,
     ModeReport,
     QuiesceReport,
     ReleaseReport,
@@ -222,6 +223,34 @@ def print_alerts(console: Console, alerts: tuple[AlertReport, ...]) -> None:
         console.print(_shown(f"  {alert.text}"), soft_wrap=True)
 
 
+_CAUSES = {
+    "turn": "joins the live turn at its next tool boundary",
+    "own": "is named as the agent: lands at the turn's end",
+    "tools": "carries tool blocks: lands at the turn's end",
+    "behind": "stands behind {behind}, which lands at the turn's end",
+    "no_injections": "the provider carries nothing into a live turn: lands at its end",
+    "start": "lands when the agent starts or goes on",
+    "unreadable": "its row cannot be read: see abeyance check",
+}
+
+
+def print_inbox(console: Console, rows: tuple[InboxRowReport, ...]) -> None:
+    """Print messages that wait, each as a head and the reason."""
+    if not rows:
+        console.print("No messages wait.")
+    for row in rows:
+        since = f"  {local_text(row.at_ms)}" if row.at_ms else ""
+        head = f"{row.seq}  {row.state}  {row.agent}  {row.id} by {row.author}{since}"
+        why = _CAUSES.get(row.cause, row.cause).format(behind=row.behind)
+        facts = [why, f"{row.size} bytes"]
+        if row.channel is not None:
+            facts.append(f"channel {row.channel}")
+        if row.wake:
+            facts.append("asks for a turn")
+        console.print(_shown(head, "bold"), soft_wrap=True)
+        console.print(_shown(f"  {'; '.join(facts)}"), soft_wrap=True)
+
+
 def print_release(console: Console, agent: str, report: ReleaseReport) -> None:
     """Print what a release lifted, and how far each record reached."""
     if not report.released:
@@ -282,6 +311,7 @@ __all__ = [
     "json_text",
     "print_check",
     "print_entries",
+    "print_inbox",
     "print_quiesce",
     "print_release",
     "print_replay",

@@ -16,6 +16,7 @@ import os
 import secrets
 import time
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ from abeyance.actors.domain.archive_book import Kind, check_number, check_page, 
 from abeyance.actors.domain.errors import AgentOwnedElsewhereError, UnknownAgentError
 from abeyance.actors.domain.ingress import check_name
 from abeyance.actors.domain.mode import plan_mode, read_mode, read_reason, read_window
+from abeyance.actors.domain.slot_inbox import check_listing, listed
 from abeyance.actors.domain.wait_book import ACCOUNT, ProviderWait, WaitBook
 from abeyance.storage.check import check
 from abeyance.storage.codec import encode
@@ -46,6 +48,7 @@ from .protocol import (
     EntryReport,
     FindingReport,
     HeldReport,
+    InboxRowReport,
     ModeReport,
     QuiesceReport,
     ReleasedReport,
@@ -174,6 +177,19 @@ class StoppedStore:
         check_after(after, limit)
         found = read_alerts(self._store, after=after, limit=limit)
         return tuple(_mirror_alert(alert) for alert in found)
+
+    def inbox(
+        self, agent: str | None = None, *, after: int | None = None, limit: int = 100
+    ) -> tuple[InboxRowReport, ...]:
+        """What waits in an agent's inbox, or agent by agent, in the order it lands.
+
+        Raises:
+            InvalidInputError, InvalidNameError: An argument is malformed.
+            UnknownAgentError: No such agent in this store.
+        """
+        check_listing(agent, after, limit)
+        rows = (row for row in listed(self._store, agent, after=after) if row is not None)
+        return tuple(InboxRowReport(**asdict(row)) for row in islice(rows, limit))
 
     def replay(self, kind: Kind, number: int) -> ReplayReport:
         """Refuse: the actor that the message is for runs in a host.

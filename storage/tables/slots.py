@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 
 from ..store import Record
 from .blocks import Blocks
-from .fields import Instant, Name, Seq
+from .fields import Instant, Name, Reason, Seq
 
 
 class Body(Record, frozen=True, kw_only=True):
@@ -33,6 +33,8 @@ class MessageId(Record, frozen=True, kw_only=True):
     """Its place in the slot, when it is there."""
     body_crc: Seq
     """Tells a retry from another message under the same id."""
+    cause: Reason | None = None
+    """Why it is `dead`."""
 
 
 class Inboxed(Record, frozen=True, kw_only=True):
@@ -177,6 +179,8 @@ class Turn(Record, frozen=True, kw_only=True):
     held: Held | None = None
     provider: Name
     model: Name
+    injects: bool | None = None
+    """Whether its adapter carries messages into the live turn."""
     answers: tuple[Seq, ...] = ()
     """Entries of the wakes this turn answers."""
     started_ms: Instant

@@ -24,7 +24,7 @@ from abeyance.actors.domain.errors import (
     NotStoredError,
     OwnershipLostError,
 )
-from abeyance.actors.domain.slot import TIDY_AGAIN_S, Slot, SlotView
+from abeyance.actors.domain.slot import TIDY_AGAIN_S, Slot
 from abeyance.actors.domain.slot_messages import (
     AttachAgent,
     NothingToDo,
@@ -34,6 +34,7 @@ from abeyance.actors.domain.slot_messages import (
     Woken,
 )
 from abeyance.actors.domain.slot_turns import plan_round
+from abeyance.actors.domain.slot_view import SlotView
 from abeyance.storage import codec
 from abeyance.storage.errors import DiskFullError, InvalidRecordError
 from abeyance.storage.lmdb_store import LmdbStore

@@ -1,0 +1,42 @@
+"""What a slot shows to whoever looks at it without asking: its book, and that something moved.
+
+Runs in: the loop thread; written by the slot actor and its runtime.
+"""
+
+from __future__ import annotations
+
+import trio
+
+from .slot_book import SlotBook
+
+
+class SlotView:
+    """One slot's; outlives its actor's crashes."""
+
+    def __init__(self) -> None:
+        self.book: SlotBook | None = None
+        """The slot's mirror; None until it has read it."""
+        self.stirs = 0
+        """How often something that the slot handed over was answered."""
+        self.ended = False
+        """Nothing moves here any more: the agent, or its runtime, has ended."""
+        self._watchers = trio.lowlevel.ParkingLot()
+
+    def stir(self) -> None:
+        """What was handed over is in, or refused: rows may have changed."""
+        self.stirs += 1
+        if self._watchers:
+            self._watchers.unpark_all()
+
+    def end(self) -> None:
+        """Nothing moves any more. Idempotent."""
+        self.ended = True
+        self._watchers.unpark_all()
+
+    async def wait_stirred(self, since: int) -> None:
+        """Wait until something moved since a number of stirs was read, or nothing does any more.
+
+        A checkpoint only where it waits. Cancelled: nothing happens.
+        """
+        while self.stirs == since and not self.ended:
+            await self._watchers.park()
