@@ -317,7 +317,7 @@ class SlotBook:
         """
         if len(self.inbox) + count <= INBOX_ROWS_MAX and self.inbox_bytes + size <= INBOX_BYTES_MAX:
             return
-        if self._lease.record.turn is None and not self.inbox:
+        if not (self.is_leased or self.inbox or self.is_deferring):
             return
         raise InboxFullError(
             f"the inbox of {self.slot!r} has no room for {count} more ({len(self.inbox)} of "

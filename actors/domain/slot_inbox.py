@@ -3,7 +3,8 @@
 Invariants:
     I1  What is told is committed; nothing is asked of an actor.
     I2  A message is held if it, or one before it, cannot join a live turn; else it is accepted and
-        joins at the next tool boundary. Both land at the turn's end, in order.
+        joins at the next tool boundary. Both land at the turn's end, in order. While the host is
+        quiesced every message is held.
 
 Runs in: the loop thread, or a process that looks at a stopped store.
 """
@@ -21,6 +22,7 @@ from abeyance.storage.tables.slots import Inboxed, MessageId, Turn
 
 from .errors import InvalidInputError, UnknownAgentError, UnknownMessageError
 from .ingress import check_name
+from .mode import read_mode
 from .slot_messages import Receipt
 from .slot_rows import read_cuts
 
@@ -48,7 +50,8 @@ class InboxRow:
         cause: Why it waits. `turn`: a turn lives, and it joins at the next tool boundary.
             `own`: it is named as the agent itself. `tools`: it carries tool blocks. `behind`: it
             stands behind one of these. `no_injections`: the provider's adapter carries nothing
-            into a live turn. `start`: no turn lives, and it lands as the agent starts or goes on.
+            into a live turn. `quiesced`: the host is, and it lands when that ends. `start`: no
+            turn lives, and it lands as the agent starts or goes on.
             `unreadable`: its row cannot be read, and says nothing else; the agent cannot be added.
         behind: The id of the message it stands behind, where that is the cause; else None.
         wake: Whether it asks for a turn.
@@ -74,7 +77,7 @@ def scan_inbox(store: Store, slot: str) -> Iterator[InboxRow | None]:
     held: Inboxed | None = None
     after: tuple[str, int] | None = None
     while True:
-        turn = _live_turn(store, slot)
+        turn, quiesced = _live_turn(store, slot), read_mode(store).is_quiesced
         last: tuple[Any, ...] | None = None
         for last, row in store.scan("inbox", (slot,), after=after, limit=READ_SLICE):
             seq = int(last[-1])
@@ -82,7 +85,7 @@ def scan_inbox(store: Store, slot: str) -> Iterator[InboxRow | None]:
                 yield _unreadable(seq)
                 continue
             inboxed: Inboxed = row.record
-            yield _told(seq, inboxed, held, turn)
+            yield _told(seq, inboxed, held, turn, quiesced=quiesced)
             if not inboxed.injectable and held is None:
                 held = inboxed
         if last is None:
@@ -104,10 +107,14 @@ def _live_turn(store: Store, slot: str) -> Turn | None:
     return turn
 
 
-def _told(seq: int, row: Inboxed, held: Inboxed | None, turn: Turn | None) -> InboxRow:
+def _told(
+    seq: int, row: Inboxed, held: Inboxed | None, turn: Turn | None, *, quiesced: bool
+) -> InboxRow:
     state: Literal["accepted", "held"] = "held"
     behind = None
-    if turn is None:
+    if quiesced:
+        cause = "quiesced"
+    elif turn is None:
         state, cause = "accepted", "start"
     elif not row.injectable:
         cause = "own" if row.own else "tools"

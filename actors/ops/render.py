@@ -229,6 +229,7 @@ _CAUSES = {
     "tools": "carries tool blocks: lands at the turn's end",
     "behind": "stands behind {behind}, which lands at the turn's end",
     "no_injections": "the provider carries nothing into a live turn: lands at its end",
+    "quiesced": "the host is quiesced: lands when that ends",
     "start": "lands when the agent starts or goes on",
     "unreadable": "its row cannot be read: see abeyance check",
 }

@@ -106,6 +106,23 @@ async def test_an_inbox_says_that_the_provider_carries_nothing_into_a_live_turn(
         assert (await ana.receipt("a")).state == "stored"
 
 
+@pytest.mark.behaviour("R-14")
+async def test_what_waits_while_the_host_is_quiesced_says_so_and_its_follower_sees_it_land(
+    world: World, virtual_time: MockClock
+) -> None:
+    told: list[Receipt] = []
+    async with world.open() as runtime:
+        ana = await world.add([])
+        await runtime.quiesce(reason="upgrade", requester="ops")
+        await ana.send("a", id="a", wake=False)
+        assert causes(await runtime.inbox("ana")) == [("a", "held", "quiesced", None)]
+        async with fail_after(5), trio.open_nursery() as nursery:
+            nursery.start_soon(keep, told, ana.follow("a"))
+            await until(lambda: len(told) == 1)
+            await runtime.resume(requester="ops")
+    assert told == [Receipt("a", 1, "held", "quiesced"), Receipt("a", 1, "stored")]
+
+
 async def test_listings_go_agent_by_agent_and_know_only_agents_that_there_are(
     world: World, virtual_time: MockClock
 ) -> None:
