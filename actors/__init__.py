@@ -23,6 +23,8 @@ from .core import (
 )
 from .domain.alert_book import Alert, AlertNotDeliveredError, AlertSink, Webhook
 from .domain.archive_book import ArchivedMessage
+from .domain.compacting import CompactingContext
+from .domain.context import ContextDesk, ContextStrategy, Summary
 from .domain.drafts import Draft
 from .domain.fallback import FallbackChain, ModelChoice
 from .domain.mode import QuiesceReceipt, ResumeReceipt
@@ -61,6 +63,9 @@ __all__ = [
     "Backoff",
     "CallFailure",
     "ChildSpec",
+    "CompactingContext",
+    "ContextDesk",
+    "ContextStrategy",
     "Conversation",
     "Draft",
     "ErrorPolicy",
@@ -81,6 +86,7 @@ __all__ = [
     "Retry",
     "Runtime",
     "RuntimeStatus",
+    "Summary",
     "Supervisor",
     "SupervisorSpec",
     "Tool",

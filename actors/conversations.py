@@ -29,6 +29,7 @@ from abeyance.storage.tables.blocks import ToolUseBlock
 from abeyance.storage.tables.slots import Cut
 
 from .disposal import dispose, end_agent
+from .domain.context_rows import read_summaries, record_of
 from .domain.errors import InvalidInputError, not_stored
 from .domain.ingress import Content, check_name
 from .domain.requesters import Door
@@ -235,11 +236,22 @@ class Conversations:
                     puts.append(Put("slots", (name, at), encode(_forked(entry, agent))))
             guards: tuple[Guard, ...] = (owner,)
             if seen < ROWS_A_COMMIT:
+                await self._take_over_context(agent, name, record.base_seq, owner)
                 guards = (owner, Guard("conversations", key, row.counter))
                 opened = msgspec.structs.replace(record, state="open")
                 puts.append(Put("conversations", key, encode(opened)))
             await self._commit(Request(guards, tuple(puts)))
             crashpoint("conversation.forked")
+
+    async def _take_over_context(self, agent: str, name: str, base: int, owner: Guard) -> None:
+        """Copy what stands for the oldest rows, so that the fork's first turn is no longer than
+        its resident's. What cannot be read is left out; the rows are all there."""
+        store = self._runtime._store
+        found = read_summaries(store, agent, agent, lambda _last, _error: None)
+        summary = next((each for each in found if each.last <= base), None)
+        if summary is not None:
+            put = Put("contexts", (name, name, summary.last), encode(record_of(summary)))
+            await self._commit(Request((owner,), (put,)))
 
     async def _commit(self, request: Request) -> bool:
         """Commit; False where somebody else was faster."""

@@ -26,6 +26,8 @@ from .domain.accounts import Account, Accounts
 from .domain.agent import Agent, AgentView
 from .domain.alert_book import AlertDesk
 from .domain.auxiliary import Auxiliary
+from .domain.context_keeper import ContextKeeper, ContextSeams
+from .domain.context_post import ContextPost
 from .domain.errors import AgentExistsError, AgentOwnedElsewhereError, not_stored
 from .domain.gate import Gate
 from .domain.mode import HostMode
@@ -205,6 +207,9 @@ class Groups:
     ) -> Member:
         name, slot, agent_view = settings.name, slot_group.refs["slot"], AgentView()
         account = self._account(settings)
+        post = None
+        if settings.context is not None:
+            post = ContextPost(settings.context, self._store, name, name, self._desk)
 
         def agent_args(refs: Any) -> tuple[Any, ...]:
             seams = TurnSeams(
@@ -215,6 +220,7 @@ class Groups:
                 runner=self._runner,
                 clock=self._clock,
                 alerts=self._desk,
+                context=post,
             )
             return (settings, seams, self._alarm, self._ledger, agent_view, self._mode)
 
@@ -237,6 +243,13 @@ class Groups:
             ),
             parent=self._root,
         )
+        auxiliary = Auxiliary(settings, group.refs["gate"], self._ledger, self._clock, account)
+        if post is not None:
+            try:
+                await self._start_keeper(settings, post, group, agent_view, account)
+            except BaseException:
+                await group.stop()
+                raise
         return Member(
             settings,
             name,
@@ -247,5 +260,42 @@ class Groups:
             agent_view,
             group,
             parking,
-            Auxiliary(settings, group.refs["gate"], self._ledger, self._clock, account),
+            auxiliary,
         )
+
+    async def _start_keeper(
+        self,
+        settings: TurnSettings,
+        post: ContextPost,
+        group: Supervisor,
+        view: AgentView,
+        account: Account | None,
+    ) -> None:
+        """Start the keeper of an agent's context, in a group of its own that parks: whatever
+        becomes of it, turns go on."""
+        name, strategy, gate = settings.name, settings.context, group.refs["gate"]
+        assert strategy is not None
+        seams = ContextSeams(
+            agent=name,
+            slot=name,
+            model=settings.model,
+            nonce=self._ownership.nonce,
+            strategy=strategy,
+            store=self._store,
+            journal=self._journal,
+            gate=gate,
+            alarm=self._alarm,
+            clock=self._clock,
+            auxiliary=Auxiliary(settings, gate, self._ledger, self._clock, account),
+            post=post,
+            activity=view,
+        )
+        keeper = await self._system.start_supervisor(
+            SupervisorSpec(
+                id=f"context:{name}",
+                children=(ChildSpec("context", ContextKeeper, (seams,), name=f"context:{name}"),),
+                on_exhausted="park",
+            ),
+            parent=group,
+        )
+        post.attach(keeper.refs["context"])

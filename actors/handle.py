@@ -14,6 +14,8 @@ from abeyance.storage.errors import StoreClosedError
 from .core import TrioFuture
 from .core.errors import AbeyanceError, ActorDeadError, MailboxClosedError, OutcomeUnknownError
 from .domain.agent import WaitIdle
+from .domain.context import Summary
+from .domain.context_rows import read_summaries
 from .domain.drafts import Batch, Draft, read_message
 from .domain.errors import (
     AgentEndedError,
@@ -360,6 +362,18 @@ class AgentHandle:
         member = self._runtime._member(self.name)
         async for message in read_rewound(self._runtime._store, member.slot_name):
             yield message
+
+    def summaries(self) -> tuple[Summary, ...]:
+        """What stands for the older part of the transcript, the newest first; see docs/context.md.
+
+        The agent's strategy chooses among them when a turn starts. Not a checkpoint. One that
+        cannot be read is left out; an alert and `abeyance check` name it.
+        """
+        member = self._runtime._member(self.name)
+        found = read_summaries(
+            self._runtime._store, member.slot_name, self.name, lambda _last, _error: None
+        )
+        return tuple(found)
 
     async def rewind(self, to: str | int, *, requester: str, door: Door = "api") -> RewindReceipt:
         """Take everything behind a message out of the transcript. An operator's act.

@@ -25,6 +25,7 @@ from .core.tree import DEPTH, NODES, WIDTH, TreeNode
 from .domain.alert_book import Alert, AlertSink, Webhook
 from .domain.archive_book import ArchivedMessage
 from .domain.asks import ASKS
+from .domain.context import Summary
 from .domain.drafts import Draft
 from .domain.errors import RuntimeClosedError
 from .domain.ingress import Content
@@ -538,6 +539,15 @@ class HostedAgent:
             return [message async for message in self._handle.rewound()]
 
         found: list[TranscriptMessage] = self._host._call(read, True)
+        return found
+
+    def summaries(self) -> tuple[Summary, ...]:
+        """What stands for the older part of the transcript. As `AgentHandle.summaries`."""
+
+        async def read(runtime: Runtime) -> tuple[Summary, ...]:
+            return self._handle.summaries()
+
+        found: tuple[Summary, ...] = self._host._call(read, True)
         return found
 
     def rewind(self, to: str | int, *, requester: str, block: bool = True) -> Any:

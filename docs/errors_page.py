@@ -38,6 +38,7 @@ FAMILIES = (
         "no; what was handed over comes back on the error",
         "the caller",
         """
+        SummaryRefusedError
         ActorDeadError ActorUnavailableError MailboxFullError MessageCoalescedError AskCycleError UndeclaredAskError WouldDeadlockError
         FutureSettledError NameTakenError
         UnknownEntryError ReplaysExceededError MessageNotKeptError
@@ -56,7 +57,7 @@ FAMILIES = (
         "Too late",
         "unknown at the far side; a late reply is dropped",
         "the caller",
-        "AskTimeoutError",
+        "AskTimeoutError CompactionAbandonedError",
     ),
     _family(
         "Not stored",

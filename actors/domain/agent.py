@@ -27,6 +27,7 @@ from abeyance.storage.tables.slots import Turn
 
 from . import events
 from .alert_book import LookAtAgent
+from .context import Summary, WaitRecorded, WaitReleased
 from .errors import OwnershipLostError
 from .mode import EndTurns, HostMode, Quiesce, Quiesced, Resume
 from .persistence import PAUSE_MAX_S, may_land_later
@@ -38,6 +39,9 @@ from .protocol import (
     HoldByQuota,
     LiftPauses,
     Peek,
+    TurnBegan,
+    TurnOver,
+    WaitBound,
     WaitLifted,
     WatchHolder,
     WatchInstant,
@@ -138,6 +142,7 @@ class Agent(TrioActor):
         self._cadence: Any = None
         self._idlers: list[Reply] = []
         self._stoppers: list[Reply] = []
+        self._chosen: Summary | None = None
         self._rewinding = Rewinding(self._ask_slot, self._ends_turn)
 
     @classmethod
@@ -152,6 +157,7 @@ class Agent(TrioActor):
         if seams.alerts is not None:
             # A process, or an actor, may have died between a hold and the alert of it.
             seams.alerts.tell(LookAtAgent(name))
+        self._tell_context(TurnOver())
         if self.kept.stopping:
             self._view.activity = "stopping"
             return
@@ -168,6 +174,9 @@ class Agent(TrioActor):
                 self._look_again()
             case WaitLifted(model):
                 self._lifted(model)
+            case WaitBound(model, deadline_ms, reason):
+                name = self._settings.name
+                self._tell_context(WaitRecorded(name, model, deadline_ms, reason))
             case _StartAgain():
                 if self._view.activity == "starting":
                     self._start()
@@ -227,14 +236,16 @@ class Agent(TrioActor):
             self._rest()
             self._rewinding.turn_over(None)
             return
-        settings = self._settings
+        settings, context = self._settings, self._seams.context
         self._view.activity = "starting"
+        self._chosen = None if context is None else context.choose()
         start = StartTurn(
             agent=settings.name,
             provider=type(settings.provider).__name__,
             model=settings.model,
             carries_injections=settings.provider.carries_injections,
             at_ms=self._seams.clock.now_ms(),
+            context=None if self._chosen is None else self._chosen.last,
         )
         self.ask(self._seams.slot, start, tag=self._started)
 
@@ -255,7 +266,14 @@ class Agent(TrioActor):
             self._rest()
             self._rewinding.turn_over(None)
             return
-        self._view.turn = TurnTask(start, self._settings, self._seams, self.kept.streak)
+        self._tell_context(TurnBegan())
+        if start.unreadable is not None and self._seams.alerts is not None:
+            name, slot = self._settings.name, self._seams.slot_name
+            self._seams.alerts.context(
+                name, slot, start.unreadable, "a turn was compiled behind it"
+            )
+        chosen, self._chosen = self._chosen, None
+        self._view.turn = TurnTask(start, self._settings, self._seams, self.kept.streak, chosen)
         self._view.activity = "running"
         self._released = False
         self.pipe(self._run, self._view.turn, tag=self._turn_over)
@@ -304,6 +322,8 @@ class Agent(TrioActor):
         outcome: TurnEnded | TurnHeld = answer.unwrap()
         turn, self._view.turn, self._turn_scope = self._view.turn, None, None
         assert turn is not None
+        if self._seams.context is not None:
+            self._tell_context(TurnOver(turn.size))
         if isinstance(outcome, TurnHeld):
             self._hold(outcome.deferral, turn.start.turn)
         else:
@@ -383,6 +403,7 @@ class Agent(TrioActor):
         """A release. It is kept for a hold without a record, which may still be on its way."""
         # Before the gate is asked whether anything holds: what a wait had lengthened is shorter.
         self._seams.gate.tell(LiftPauses(model))
+        self._tell_context(WaitReleased(self._settings.name, model))
         held = self._view.held
         mine = self._settings.model if held is None else held.model
         if self._awaits_release() and model in (None, mine):
@@ -425,6 +446,10 @@ class Agent(TrioActor):
         self._alarm.tell(ForgetInstant(self._settings.name))
         self._forget_cadence()
         self._start()
+
+    def _tell_context(self, message: Any) -> None:
+        if self._seams.context is not None:
+            self._seams.context.tell(message)
 
     def _rest(self) -> None:
         if self._view.activity != "held":

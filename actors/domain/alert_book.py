@@ -45,7 +45,8 @@ class Alert:
 
     Attributes:
         id: Its number, for ever; None where the store could not take it yet.
-        kind: `provider_wait` or `agent_parked`; `unreadable` for a row that cannot be trusted.
+        kind: `provider_wait`, `agent_parked` or `context_unreadable`; `unreadable` for a row of
+            the alerts that cannot be trusted.
         agent: Whom it concerns; `framework` where it concerns all.
         model: Which model; `*` where it concerns all.
         text: What there is to know and what can be done, in one line.
@@ -183,6 +184,12 @@ def alert_text(raised: RaiseAlert, directory: str) -> str:
             f"Agent {agent} crashed too often and is parked: {reason}. It does nothing until it is "
             f"resumed; what was sent to it stays. Mend the cause, then resume_agent({agent!r})."
         )
+    elif raised.kind == "context_unreadable":
+        text = (
+            f"The summary of agent {agent}'s older messages cannot be read: {reason}. No message "
+            "is lost: its turns are sent an older summary, or the whole transcript, "
+            f"until the next one is made; see abeyance check {where}."
+        )
     elif raised.cause == "unreadable":
         if agent == FRAMEWORK:
             whom = "No agent calls"
@@ -256,6 +263,12 @@ class AlertDesk:
     def quota(self, agent: str, model: str, turn: int, reason: str, at_ms: int) -> None:
         """A quota without an end holds a turn."""
         self.tell(of_quota(agent, model, turn, reason, at_ms))
+
+    def context(self, agent: str, slot: str, last: int, cause: str) -> None:
+        """What stands for an agent's older rows cannot be read."""
+        episode = f"context:{slot}:{agent}:{last}"[:EPISODE_CHARS_MAX]
+        reason = f"row ({slot!r}, {agent!r}, {last}) of table contexts: {cause}"
+        self.tell(RaiseAlert("context_unreadable", agent, EVERY, "context", reason, None, episode))
 
     def parked(self, agent: str, error: BaseException) -> None:
         """One of an agent's groups crashed too often."""

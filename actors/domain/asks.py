@@ -1,6 +1,7 @@
 """Who may ask whom. Asks go down only, so a chain of waiting ends; upwards there are only tells.
 
     host, runtime > agent > turn > slot, gate > ledger > journal
+                    context > gate, journal
                                 archive, reminders, alerts > journal
 
 A turn is its agent's task: what it asks counts as the agent's. A test walks this table and finds
@@ -14,6 +15,7 @@ from typing import Final
 ASKS: Final[dict[str, frozenset[str]]] = {
     "runtime": frozenset({"agent", "slot", "gate", "ledger", "journal"}),
     "agent": frozenset({"slot", "gate", "journal"}),
+    "context": frozenset({"gate", "journal"}),
     "slot": frozenset({"journal"}),
     "gate": frozenset({"ledger"}),
     "ledger": frozenset({"journal"}),

@@ -260,6 +260,26 @@ class CallDeferredError(ProviderError):
         self.deadline_ms, self.retry_after_ms = deadline_ms, left_ms
 
 
+class CompactionAbandonedError(AbeyanceError):
+    """A context strategy's call took longer than it may, and was abandoned. Nothing was kept.
+
+    Attributes: `agent`.
+    """
+
+    code = "compaction_abandoned"
+    agent: str
+
+
+class SummaryRefusedError(AbeyanceError):
+    """What a model answered is no summary: it is blank, cut off, or a refusal. Nothing was kept.
+
+    Attributes: `stop`, why the reply ended.
+    """
+
+    code = "summary_refused"
+    stop: str
+
+
 class AgentParkedError(AbeyanceError):
     """The agent crashed too often and is parked. Nothing was done; what was accepted stays."""
 

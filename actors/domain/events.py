@@ -135,7 +135,7 @@ class AlertRaised(AgentEvent):
 
     Attributes:
         alert: The alert's number. None where the store could not take it.
-        about: The alert's kind: `provider_wait` or `agent_parked`.
+        about: The alert's kind: `provider_wait`, `agent_parked` or `context_unreadable`.
         model: The model, or `*`.
         deadline_ms: When what it tells of ends; None: not by itself.
         text: What there is to know, and what can be done.
@@ -208,6 +208,22 @@ class HostResumed(Event):
 
     kind: ClassVar[str] = "host_resumed"
     by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextKept(AgentEvent):
+    """What stands for older rows in turns that start from now on was kept; the store has it.
+
+    Attributes:
+        first: The first place that it stands for.
+        last: The last place.
+        size: How many characters it has.
+    """
+
+    kind: ClassVar[str] = "context_kept"
+    first: int
+    last: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

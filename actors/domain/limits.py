@@ -18,3 +18,7 @@ EPHEMERAL_SLEEP_MAX_MS: Final = 600_000
 """The longest stated wait that an ephemeral run sleeps; past it the run ends with an error."""
 COOLDOWN_MAX_MS: Final = 600_000
 """The longest pause that is guessed where a failure states no wait."""
+COMPACTION_YIELD_MS: Final = 30_000
+"""For how long a turn waits for a strategy's call that is out; then the call is abandoned."""
+COMPACTION_CALL_MS_MAX: Final = 300_000
+"""How long a strategy's call may take while no turn waits for it."""

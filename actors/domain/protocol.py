@@ -98,6 +98,14 @@ class AttachToWaits(NamedTuple):
     ref: Any
 
 
+class WaitBound(NamedTuple):
+    """Told upwards to an agent of which a stated wait began to bind a model."""
+
+    model: str
+    deadline_ms: int | None
+    reason: str
+
+
 class WaitLifted(NamedTuple):
     """Told upwards to an agent whose waits were released; None is every model."""
 
@@ -175,6 +183,20 @@ class WatchHolder(NamedTuple):
     """Tell: whose death returns the permits that are out."""
 
     ref: Any
+
+
+# -- to the keeper of a context ----------------------------------------------------------------
+
+
+class TurnBegan(NamedTuple):
+    """Tell: a turn is at work, and may wait for a call that is out."""
+
+
+class TurnOver(NamedTuple):
+    """Tell: no turn is at work."""
+
+    size: int | None = None
+    """How many characters its last request came to; None where no turn was."""
 
 
 # -- to and from the alarm -------------------------------------------------------------------

@@ -23,6 +23,7 @@ from abeyance.storage.tables.slots import MessageId
 from abeyance.storage.tables.waits import LogLine
 
 from .archive_book import pack_message
+from .context_rows import kept_places
 from .ingress import clean_text
 from .slot_book import OPS_RESERVE, Draft, SlotBook
 from .slot_messages import Dispose, Disposed, EndTurn, again_message, again_wake
@@ -78,6 +79,10 @@ def _plan_dispose(book: SlotBook, dispose: Dispose, chain: Chain) -> Plan:
     if dispose.kind == "ephemeral":
         draft.deletes.append(Delete("ephemerals", (agent,)))
     _end_held(book, draft, dispose)
+    if dispose.kind == "conversation":
+        # Its name is used once: nobody compiles this slot again. A resident may be added again.
+        for place in kept_places(book.store, book.slot, agent):
+            draft.deletes.append(Delete("contexts", (book.slot, agent, place)))
     if appends is None and not draft.puts and not draft.deletes and not letters:
         return Plan(requests, len(requests), Disposed(None, ()))
     requests += _requests(book, dispose, draft, marks, appends or (), letters, chain)

@@ -78,6 +78,8 @@ class StartTurn(NamedTuple):
     model: str
     carries_injections: bool
     at_ms: int
+    context: int | None = None
+    """Up to which place a summary is to stand in the requests of a fresh compile."""
 
 
 class NothingToDo(NamedTuple):
@@ -98,6 +100,12 @@ class TurnStart(NamedTuple):
     """The round whose tool calls still owe results, when the turn is taken up inside a gap."""
     rewound: bool = False
     """A rewind took out what this turn was to answer, and nothing came since."""
+    context: int | None = None
+    """Up to which place a summary stands in its requests."""
+    compiled_round: int = 0
+    """The round that this compile began behind; those up to it may be of another view."""
+    unreadable: int | None = None
+    """The summary that it was compiled behind and that cannot be read any more."""
 
 
 class RecordRound(NamedTuple):

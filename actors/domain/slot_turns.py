@@ -36,6 +36,7 @@ from .slot_messages import (
 )
 from .slot_rewind import check_rewind, mark
 from .slot_rows import read_last
+from .slot_views import fresh_view, in_view
 
 UNKNOWN: Final = "The outcome of this call is unknown: the turn ended before it was told."
 
@@ -66,11 +67,11 @@ def plan_start(book: SlotBook, start: StartTurn, chain: Chain) -> Plan:
     requests = book.drain_until_rest_fits(chain)
     draft, answers = Draft(), tuple(wakes)
     book.move(draft, book.prefix())
-    row, turn = _open(book, draft, start, answers)
+    row, turn, unreadable = _open(book, draft, start, answers)
     number = book.open_number(agent)
     draft.put_counted("turns", (agent, number), row, turn)
     book.write_lease(draft, token=book.lease.token + 1, agent=agent, turn=number)
-    _carry(book, draft, turn.round + 1)
+    _carry(book, draft, turn.round + 1, turn.context)
     # The turn's row answers these wakes from this commit on. The rows that do not fit beside it go
     # in requests behind it.
     room = max(0, book.store.limits.ops_max - OPS_RESERVE - len(draft.puts) - len(draft.deletes))
@@ -81,7 +82,8 @@ def plan_start(book: SlotBook, start: StartTurn, chain: Chain) -> Plan:
     request = book.request(draft, chain)
     requests.append(replace(request, guards=(*request.guards, mode.guard)))
     decides = len(requests)
-    return Plan([*requests, *book.forget_answered(chain)], decides, _granted(book, agent, turn))
+    granted = _granted(book, agent, turn, unreadable)
+    return Plan([*requests, *book.forget_answered(chain)], decides, granted)
 
 
 def _take_up_live(book: SlotBook, start: StartTurn, chain: Chain) -> Plan:
@@ -89,8 +91,9 @@ def _take_up_live(book: SlotBook, start: StartTurn, chain: Chain) -> Plan:
     agent, row, draft = start.agent, book.turns[start.agent], Draft()
     # Of what its task was doing nothing is known but what it recorded: the call may have been made.
     book.sent(draft, None)
+    viewed, unreadable = in_view(book, row.record, start)
     turn = replace(
-        row.record,
+        viewed,
         attempts=row.record.attempts + 1,
         provider=start.provider,
         model=start.model,
@@ -99,18 +102,18 @@ def _take_up_live(book: SlotBook, start: StartTurn, chain: Chain) -> Plan:
     draft.put_counted("turns", (agent, book.lease.turn), row, turn)
     book.write_lease(draft, token=book.lease.token + 1)
     if book.lease.gap is None:
-        _carry(book, draft, turn.round + 1)
-    return Plan([book.request(draft, chain)], 1, _granted(book, agent, turn))
+        _carry(book, draft, turn.round + 1, turn.context)
+    return Plan([book.request(draft, chain)], 1, _granted(book, agent, turn, unreadable))
 
 
 def _open(
     book: SlotBook, draft: Draft, start: StartTurn, answers: tuple[int, ...]
-) -> tuple[Counted, Turn]:
+) -> tuple[Counted, Turn, int | None]:
     """A held turn runs again, with what joined it; otherwise a fresh one begins."""
     agent, row = start.agent, book.turns.get(start.agent)
     if row is not None:
-        held: Turn = row.record
-        return row, replace(
+        held, unreadable = in_view(book, row.record, start)
+        running = replace(
             held,
             state="running",
             held=None,
@@ -120,11 +123,12 @@ def _open(
             injects=start.carries_injections,
             answers=held.answers + answers,
         )
+        return row, running, unreadable
     head = book.heads[agent]
     number = head.record.last_turn + 1
     draft.put_counted("heads", (agent,), head, Head(last_turn=number, open_turn=number))
     row = book.turns[agent] = Counted(None, 0)
-    return row, Turn(
+    fresh = Turn(
         slot=book.slot,
         state="running",
         round=0,
@@ -133,11 +137,13 @@ def _open(
         model=start.model,
         injects=start.carries_injections,
         answers=answers,
+        context=fresh_view(book, start),
         started_ms=start.at_ms,
     )
+    return row, fresh, None
 
 
-def _granted(book: SlotBook, agent: str, turn: Turn) -> TurnStart:
+def _granted(book: SlotBook, agent: str, turn: Turn, unreadable: int | None) -> TurnStart:
     lease = book.lease
     assert lease.turn is not None
     cut = lease.cuts[-1] if lease.cuts else None
@@ -150,6 +156,9 @@ def _granted(book: SlotBook, agent: str, turn: Turn) -> TurnStart:
         failures=turn.failures,
         gap=lease.gap,
         rewound=cut is not None and not cut.answerable and cut.last == book.seq_next - 1,
+        context=turn.context,
+        compiled_round=turn.compiled_round,
+        unreadable=unreadable,
     )
 
 
@@ -202,7 +211,7 @@ def plan_boundary(book: SlotBook, close: CloseGap, chain: Chain, *, inject: bool
     record = replace(turn.record, answers=turn.record.answers + tuple(answered))
     draft.put_counted("turns", (close.agent, close.turn), turn, record)
     book.write_lease(draft, gap=None)
-    _carry(book, draft, close.round + 1)
+    _carry(book, draft, close.round + 1, record.context)
     return Plan([book.request(draft, chain)], 1, (first, book.seq_next - 1))
 
 
@@ -332,7 +341,7 @@ def _all_results(book: SlotBook, end: EndTurn) -> tuple[ToolResultBlock, ...]:
     return (*end.results, *missing)
 
 
-def _carry(book: SlotBook, draft: Draft, round_: int) -> None:
+def _carry(book: SlotBook, draft: Draft, round_: int, context: int | None) -> None:
     """Record, before the call, exactly which rows the next request carries."""
     lease = book.lease
     assert lease.agent is not None
@@ -342,6 +351,7 @@ def _carry(book: SlotBook, draft: Draft, round_: int) -> None:
         turn=lease.turn,
         round=round_,
         rows=tuple((first, last) for first, last in book.ranges),
+        context=context,
         sent=False,
     )
     draft.put("carried", (book.slot, lease.request_next), carried)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from abeyance.actors.providers.port import Provider
 
+from .context import ContextStrategy, check_strategy
 from .errors import InvalidSpecError
 from .ingress import check_agent_name, check_name
 from .policy import ErrorPolicy, Pacing, ProviderHold
@@ -30,6 +31,8 @@ class AgentSpec:
             tries four times with growing pauses of up to a minute.
         provider_hold: The host's own word on a failed call: how long the agent makes none. Or None.
         pacing: How long the agent pauses where an organisation's usage grew too fast.
+        context: What of a long transcript its requests carry (`CompactingContext`, or a
+            strategy of the host's). None: the whole. An ephemeral run always carries the whole.
     """
 
     name: str
@@ -42,6 +45,7 @@ class AgentSpec:
     error_policy: ErrorPolicy | None = None
     provider_hold: ProviderHold | None = None
     pacing: Pacing = field(default_factory=Pacing)
+    context: ContextStrategy | None = None
 
 
 def check_spec(spec: object) -> TurnSettings:
@@ -82,4 +86,5 @@ def check_spec(spec: object) -> TurnSettings:
         error_policy=spec.error_policy,
         provider_hold=spec.provider_hold,
         pacing=spec.pacing,
+        context=check_strategy(spec.context),
     )

@@ -28,6 +28,8 @@ from abeyance.storage.tables.slots import Body, Held
 
 from .alert_book import AlertDesk
 from .call import Calls, Failed
+from .context import ContextStrategy, Summary
+from .context_post import ContextPost
 from .ingress import clean_text, new_message_id
 from .persistence import until_stored
 from .policy import ErrorPolicy, Pacing, ProviderHold
@@ -45,6 +47,7 @@ from .slot_messages import (
 from .slot_rows import read_content, read_placed, read_rows
 from .tools import Tool, ToolRunner
 from .verdict import Streak
+from .views import View, read_view, size_of
 from .wait_book import Deferral
 
 ATTEMPTS_MAX: Final = 3
@@ -74,6 +77,7 @@ class TurnSettings:
     """None is the default policy."""
     provider_hold: ProviderHold | None = None
     pacing: Pacing = field(default_factory=Pacing)
+    context: ContextStrategy | None = None
     purpose: Purpose = "turn"
 
 
@@ -88,6 +92,7 @@ class TurnSeams:
     runner: ToolRunner
     clock: Clock
     alerts: AlertDesk | None = None
+    context: ContextPost | None = None
 
 
 class TurnEnded(NamedTuple):
@@ -115,15 +120,21 @@ class TurnTask:
     """One life of one turn."""
 
     def __init__(
-        self, start: TurnStart, settings: TurnSettings, seams: TurnSeams, streak: Streak
+        self,
+        start: TurnStart,
+        settings: TurnSettings,
+        seams: TurnSeams,
+        streak: Streak,
+        chosen: Summary | None = None,
     ) -> None:
         self.start = start
         self.round = start.round
         self.calls = Calls(settings, seams, streak, start.failures)
         self._settings = settings
         self._seams = seams
+        self._chosen = chosen
+        """The summary that was asked for; read already."""
         self._messages: list[ProviderMessage] = []
-        self._seq = 0
 
     async def run(self) -> TurnOutcome:
         """Run to the turn's end, or to a hold. Cancelled: the turn's row stands as it is."""
@@ -162,16 +173,35 @@ class TurnTask:
     # -- compiling ---------------------------------------------------------------------------
 
     async def _compile(self) -> None:
-        """Read the slot. Nothing else writes it while this turn holds the lease."""
-        seams = self._seams
+        """Read the slot, but for what a summary stands for. Nothing else writes it while this turn
+        holds the lease."""
+        view = self._view()
+        self._messages += view.opening()
+        first = view.first
         while True:
-            first = self._seq + 1
-            rows = read_placed(seams.store, seams.slot_name, first, limit=ROWS_A_SLICE)
-            self._messages += render_all(rows)
+            rows = read_placed(self._seams.store, self._seams.slot_name, first, limit=ROWS_A_SLICE)
+            self._messages += view.render(rows)
             if len(rows) < ROWS_A_SLICE:
                 return
-            self._seq = rows[-1].seq
+            first = rows[-1].seq + 1
             await trio.lowlevel.checkpoint()
+
+    def _view(self) -> View:
+        start, seams = self.start, self._seams
+        return read_view(
+            seams.store,
+            seams.slot_name,
+            start.agent,
+            start.turn,
+            start.context,
+            start.compiled_round,
+            self._chosen,
+        )
+
+    @property
+    def size(self) -> int:
+        """About how many characters its last request came to, with the reply."""
+        return size_of(self._messages)
 
     def _request(self) -> ModelRequest:
         settings = self._settings

@@ -54,6 +54,7 @@ from .protocol import (
     ReleaseReceipt,
     ReleaseWaits,
     Requests,
+    WaitBound,
     WaitLifted,
     WaitReceipt,
 )
@@ -259,8 +260,10 @@ class Ledger(TrioActor):
         if stated.account is not None and not over:
             acts += self._account_act(stated, deadline_ms, now)
         answer = self._act(stated, acts, receipt)
-        if receipt.changed and self._book.episodes.watcher is not None:
-            self._book.episodes.watcher.bound(key, wait)
+        if receipt.changed:
+            self._tell_agent(stated.agent, WaitBound(stated.model, deadline_ms, wait.reason))
+            if self._book.episodes.watcher is not None:
+                self._book.episodes.watcher.bound(key, wait)
         return answer
 
     def _account_act(self, stated: RecordWait, deadline_ms: int | None, now: int) -> list[WaitAct]:
@@ -307,7 +310,7 @@ class Ledger(TrioActor):
             tuple(ReleasedWait(act.key[0], act.key[1], "pending") for act in acts)
         )
         answer = self._act(release, acts, receipt)
-        self._tell_agent(agent_name, model)
+        self._tell_agent(agent_name, WaitLifted(model))
         return answer
 
     def _release_account(self, release: ReleaseWaits, now: int, by: str) -> Any:
@@ -360,11 +363,11 @@ class Ledger(TrioActor):
             return True
         return any(self._book.binds_pending(act) for act in self._book.pending_of(key))
 
-    def _tell_agent(self, name: str, model: str | None) -> None:
+    def _tell_agent(self, name: str, told: WaitBound | WaitLifted) -> None:
         agent = self.kept.agents.get(name)
         if agent is not None:
             try:
-                agent.tell_internal(WaitLifted(model))
+                agent.tell_internal(told)
             except ActorDeadError:
                 # Whose agent has ended holds no turn; the release stands.
                 del self.kept.agents[name]
@@ -375,7 +378,7 @@ class Ledger(TrioActor):
         hold = read_quota_hold(self._store, agent)
         if hold and self._book.overrides.quota(agent, hold.model) == hold.fingerprint:
             # It was released before the agent's last life could act on it.
-            self._tell_agent(agent, hold.model)
+            self._tell_agent(agent, WaitLifted(hold.model))
 
     def _act(self, message: Any, acts: list[WaitAct], receipt: Any) -> Any:
         """Bind the acts here at once, offer them, and answer once it is known how far they got."""

@@ -66,6 +66,8 @@ class Exchange:
     """Whether it is the first of a compile; None where the record does not say."""
     compiled: tuple[Said, ...] | None = None
     """What a compile rendered while the call was out; None where nobody looked."""
+    recast: bool = False
+    """It begins a compile behind another summary than the call before it, or behind none now."""
 
     @property
     def calls(self) -> tuple[str, ...]:
@@ -271,7 +273,8 @@ def _is_sendable(block: str) -> bool:
 def _follows(earlier: Exchange, later: Exchange) -> list[str]:
     if later.begins or (later.begins is None and not earlier.calls):
         # What stands in the slot is known better where somebody compiled it.
-        return [] if later.compiled is not None else _carries_on(earlier, later)
+        known = later.compiled is not None or later.recast
+        return [] if known else _carries_on(earlier, later)
     if later.messages == earlier.messages:
         return []
     return _grows(earlier, later)

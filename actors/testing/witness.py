@@ -23,6 +23,7 @@ from unittest.mock import patch
 
 from abeyance.storage.errors import StorageError
 from abeyance.storage.store import Row, Store
+from abeyance.storage.tables.blocks import TextBlock, ThinkingBlock
 
 from ..domain.call import Calls
 from ..domain.turn import TurnSeams
@@ -44,6 +45,8 @@ class _Slot(NamedTuple):
     """The entries in the inbox."""
     carried: tuple[int, ...]
     """The places that the last request was recorded to carry."""
+    summarised: int | None
+    """Up to which place a summary is said in place of the rows."""
 
 
 class Witness:
@@ -58,6 +61,8 @@ class Witness:
         """What did not hold while a call was out."""
         self._turns: dict[str, tuple[int, int]] = {}
         """Of each stream's last call: its turn, and the lease's token."""
+        self._views: dict[str, int | None] = {}
+        """Of each stream's last call: up to which place a summary stood in it."""
 
     def problems(self) -> list[str]:
         """What does not hold, a line each: of the calls as they were made, and on the wires."""
@@ -87,7 +92,8 @@ class Witness:
             # What no turn sent is an auxiliary call, or a test's own.
             if known is not None:
                 del ours[known.number]
-                wire.append(replace(entry, stream=known.stream, begins=known.begins))
+                named = {"stream": known.stream, "begins": known.begins, "recast": known.recast}
+                wire.append(replace(entry, **named))
         return invariant.violations(wire)
 
     # -- while calls are made ----------------------------------------------------------------
@@ -100,18 +106,20 @@ class Witness:
         stream = f"{agent} of {getattr(seams.store, 'directory', id(seams.store))}"
         exchange = Exchange(at + 1, stream, said_of(request))
         self.exchanges.append(exchange)
-        slot = self._look(seams.store, seams.slot_name, exchange, "went out")
+        slot = self._look(seams.store, seams.slot_name, agent, exchange, "went out")
         if slot is None:
             # Nothing can be said of it: it is compared with no other.
             exchange = replace(exchange, stream=f"{stream}, call {at + 1}")
         else:
             begins = self._begins(seams, agent, stream)
-            exchange = replace(exchange, begins=begins, compiled=slot.said)
+            recast = begins and self._views.get(stream) != slot.summarised
+            self._views[stream] = slot.summarised
+            exchange = replace(exchange, begins=begins, compiled=slot.said, recast=recast)
         self.exchanges[at] = exchange
         try:
             returned = await provider.call(*how)
         finally:
-            self._look(seams.store, seams.slot_name, exchange, "was over")
+            self._look(seams.store, seams.slot_name, agent, exchange, "was over")
         blocks = getattr(returned, "blocks", None)
         with suppress(Exception):  # No reply: what becomes of it is not the slot's affair.
             said = Said("assistant", canonical_blocks(blocks or ()))
@@ -135,9 +143,11 @@ class Witness:
         self._turns[stream] = number, token
         return turn is None or earlier != number or token - before >= int(turn.record.attempts)
 
-    def _look(self, store: Store, slot: str, exchange: Exchange, when: str) -> _Slot | None:
+    def _look(
+        self, store: Store, slot: str, agent: str, exchange: Exchange, when: str
+    ) -> _Slot | None:
         try:
-            found = _read(store, slot)
+            found = _read(store, slot, agent)
         except (StorageError, _UnreadableError):
             # Closed, or a row that a test spoiled: then nothing can be said.
             return None
@@ -202,10 +212,11 @@ class _UnreadableError(Exception):
     """A row that the checker needs is damaged."""
 
 
-def _read(store: Store, slot: str) -> _Slot:
+def _read(store: Store, slot: str, agent: str) -> _Slot:
     lease = store.get("leases", (slot,))
     cuts = () if lease is None else lease.record.cuts
-    said, places, accepted, markers = [], [], [], set()
+    view = _View(store, slot, agent)
+    said, places, accepted, markers = view.begins, [], [], set()
     for key, found in store.scan("slots", (slot,)):
         place = int(key[-1])
         if any(cut.first <= place <= cut.last for cut in cuts):
@@ -216,19 +227,60 @@ def _read(store: Store, slot: str) -> _Slot:
         if row.role == "marker":
             markers.add(place)
             continue
+        places.append(place)
+        if view.last is not None and place <= view.last:
+            continue
         body = store.get("bodies", (row.origin or slot, row.entry))
         if body is None:
             raise _UnreadableError
         role = "assistant" if row.role == "assistant" else "user"
-        said.append(Said(role, canonical_blocks(body.record.blocks)))
-        places.append(place)
+        blocks = [block for block in body.record.blocks if view.takes(row, block)]
+        if blocks:
+            said.append(Said(role, canonical_blocks(blocks)))
     waiting = tuple(int(key[-1]) for key, _ in _rows(store, "inbox", slot))
     carried: tuple[int, ...] = ()
     for _, record in _rows(store, "carried", slot):
         # A range may span markers, which no request carries.
         ranges = (range(first, last + 1) for first, last in record.rows)
         carried = tuple(n for part in ranges for n in part if n not in markers)
-    return _Slot(tuple(said), tuple(places), tuple(accepted), waiting, carried)
+    return _Slot(tuple(said), tuple(places), tuple(accepted), waiting, carried, view.last)
+
+
+class _View:
+    """What a turn's row says of how its requests begin."""
+
+    def __init__(self, store: Store, slot: str, agent: str) -> None:
+        self._store = store
+        self._of: dict[Any, Any] = {}
+        head = store.get("heads", (agent,))
+        number = None if head is None else head.record.open_turn
+        turn = None if number is None else store.get("turns", (agent, number))
+        self._slot = slot
+        self.last: int | None = None if turn is None else turn.record.context
+        self.begins: list[Said] = []
+        if self.last is not None:
+            summary = store.get("contexts", (slot, agent, self.last))
+            if summary is None:
+                raise _UnreadableError
+            if summary.record.text:
+                block = TextBlock(text=summary.record.text)
+                self.begins.append(Said("user", canonical_blocks((block,))))
+
+    def takes(self, row: Any, block: Any) -> bool:
+        """Whether a block is said: a reply's reasoning only behind what it was produced behind."""
+        if not isinstance(block, ThinkingBlock):
+            return True
+        source = (row.origin or self._slot,)
+        if self.last is None and not any(self._store.scan("contexts", source, limit=1)):
+            return True
+        if row.turn is None or row.round is None:
+            return False
+        key = (row.author, row.turn)
+        if key not in self._of:
+            self._of[key] = self._store.get("turns", key)
+        turn = self._of[key]
+        same = turn is not None and turn.record.context == self.last
+        return bool(same and row.round > turn.record.compiled_round)
 
 
 def _rows(store: Store, table: str, slot: str) -> Iterator[tuple[tuple[Any, ...], Any]]:

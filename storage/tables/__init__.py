@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 
 from ..store import Record
 from .agents import Agent, Conversation, Ephemeral
+from .contexts import Context
 from .kept import DeadLetter, Delivery, Quarantined, Reminder
 from .ownership import Changes, Mode, Owner, Process, Sequence, StoreMeta
 from .slots import Body, Carried, Entry, Head, Inboxed, Lease, MessageId, ToolCall, Turn, Wake
@@ -37,6 +38,7 @@ TABLES: Final[dict[str, Table]] = {
         Table("slots", (str, int), (Entry,)),
         Table("leases", (str,), (Lease,)),
         Table("carried", (str, int), (Carried,)),
+        Table("contexts", (str, str, int), (Context,)),
         Table("wakes", (str, int), (Wake,)),
         Table("heads", (str,), (Head,)),
         Table("turns", (str, int), (Turn,)),

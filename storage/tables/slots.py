@@ -128,6 +128,8 @@ class Carried(Record, frozen=True, kw_only=True):
     turn: Seq
     round: Seq
     rows: tuple[tuple[Seq, Seq], ...]
+    context: Seq | None = None
+    """Those up to this place are carried by what stands for them (table `contexts`)."""
     sent: bool | None
     """False: written before the call; true once the call was settled as sent. None: who made it
     died before it said, and it may have been."""
@@ -183,6 +185,11 @@ class Turn(Record, frozen=True, kw_only=True):
     """Whether its adapter carries messages into the live turn."""
     answers: tuple[Seq, ...] = ()
     """Entries of the wakes this turn answers."""
+    context: Seq | None = None
+    """Up to which place its requests carry what stands for the rows; None: they carry all rows.
+    The same for all requests of one compile."""
+    compiled_round: Seq = 0
+    """The round that this compile began behind; those up to it may be of another."""
     started_ms: Instant
     ended_ms: Instant | None = None
     error: Annotated[str, Meta(max_length=2_000)] | None = None

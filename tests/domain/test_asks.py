@@ -8,6 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from abeyance.actors import CompactingContext
 from abeyance.actors.core import AskTable, UndeclaredAskError, in_role
 from abeyance.actors.domain.asks import ASKS
 from abeyance.actors.domain.gate import Peek
@@ -40,7 +41,7 @@ async def test_an_ask_that_the_table_does_not_hold_raises_when_it_is_sent(
     world: World, virtual_time: MockClock
 ) -> None:
     async with world.open():
-        await world.add([])
+        await world.add([], context=CompactingContext())
         for asker, asked in itertools.product(sorted(ASKS), sorted(set(ASKS) - {"runtime"})):
             ref = world.ref(asked)
             with in_role(asker):
@@ -55,7 +56,7 @@ async def test_each_actor_of_a_runtime_has_the_role_the_table_knows(
     world: World, virtual_time: MockClock
 ) -> None:
     async with world.open() as runtime:
-        await world.add([])
+        await world.add([], context=CompactingContext())
         roles = {cell.key: cell.role for cell in runtime._system.cells}
         assert roles == {
             "journal": "journal",
@@ -67,6 +68,7 @@ async def test_each_actor_of_a_runtime_has_the_role_the_table_knows(
             "slot:ana": "slot",
             "gate:ana": "gate",
             "agent:ana": "agent",
+            "context:ana": "context",
         }
         with trio.fail_after(5):
             assert await world.ref("slot").ask(ReadOpenTurn("ana")) is None

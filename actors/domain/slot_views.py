@@ -1,0 +1,44 @@
+"""Which view a turn that starts is compiled with, planned: frozen for as long as it must be.
+
+Invariants:
+    I1  Once a round of a turn is recorded its view stays, whatever was kept since and however often
+        the turn is taken up; it is another one only where what it stands on is gone.
+    I2  A view that is granted stands on a row that is part of the transcript then.
+
+No actor, no await.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from abeyance.storage.errors import UnreadableRecordError
+from abeyance.storage.tables.slots import Turn
+
+from .slot_book import SlotBook
+from .slot_messages import StartTurn
+
+
+def fresh_view(book: SlotBook, start: StartTurn) -> int | None:
+    """The view that was chosen for a fresh compile; None where a rewind was faster."""
+    last = start.context
+    return None if last is None or book.is_cut(last) else last
+
+
+def in_view(book: SlotBook, turn: Turn, start: StartTurn) -> tuple[Turn, int | None]:
+    """An open turn in the view that it goes on with, and the summary that cannot be read."""
+    last, unreadable = turn.context, None
+    # A live turn asked for a call before its first reply, too; a held one asks anew.
+    frozen = turn.round > 0 or turn.state == "running"
+    if frozen and last is None:
+        return turn, None
+    if frozen and last is not None and not book.is_cut(last):
+        try:
+            if book.store.get("contexts", (book.slot, start.agent, last)) is not None:
+                return turn, None
+        except UnreadableRecordError:
+            unreadable = last
+    found = fresh_view(book, start)
+    if found == last:
+        return turn, None
+    return replace(turn, context=found, compiled_round=turn.round), unreadable
