@@ -92,8 +92,8 @@ class Witness:
             # What no turn sent is an auxiliary call, or a test's own.
             if known is not None:
                 del ours[known.number]
-                named = {"stream": known.stream, "begins": known.begins, "recast": known.recast}
-                wire.append(replace(entry, **named))
+                found = replace(entry, stream=known.stream, begins=known.begins)
+                wire.append(replace(found, recast=known.recast))
         return invariant.violations(wire)
 
     # -- while calls are made ----------------------------------------------------------------
