@@ -62,6 +62,8 @@ _TERM = re.compile(
     r"(?:[ \t]{0,3}(?:,[ \t]{0,3}and\b|,|and\b))?[ \t]{0,3}",
     re.IGNORECASE,
 )
+_CLOCKED = re.compile(r"([0-9]{1,6}):([0-5][0-9]):([0-5][0-9])(?:\.([0-9]++))?(?![0-9:])[ \t]{0,3}")
+"""As Python writes the rest of a duration behind its days: `1 day, 2:03:04`."""
 _ISO_DURATION = re.compile(
     r"P(?:([0-9]++)W)?(?:([0-9]++)D)?"
     r"(?:T(?:([0-9]++)H)?(?:([0-9]++)M)?(?:([0-9]++)(?:[.,]([0-9]++))?S)?)?(?![A-Za-z0-9])",
@@ -159,7 +161,7 @@ def spelled_duration(text: str) -> Milliseconds | None:
 
 
 def leading_duration(text: str, position: int) -> tuple[Milliseconds, int] | None:
-    """Read the spelled or ISO 8601 duration that starts at a position, and say where it ends.
+    """Read the spelled, clocked or ISO 8601 duration that starts at a position; say where it ends.
 
     Months and years are no durations: their length is not stated.
     """
@@ -180,6 +182,12 @@ def leading_duration(text: str, position: int) -> tuple[Milliseconds, int] | Non
             break
         total += _scaled(whole + fraction, -len(fraction), unit_ns)
         position = term.end()
+    clocked = _CLOCKED.match(text, position)
+    if clocked is not None:
+        fraction = clocked[4] or ""
+        total += _scaled(clocked[1], 0, 3_600 * 10**9) + _scaled(clocked[2], 0, 60 * 10**9)
+        total += _scaled(clocked[3] + fraction, -len(fraction), 10**9)
+        position = clocked.end()
     return (total, position) if position > start else None
 
 

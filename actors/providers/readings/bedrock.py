@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ..stated import WaitKind, WaitScope
-from .generic import EXPLICIT, PHRASES
+from .generic import EXPLICIT, PHRASES, objects_of
 from .response import Response
 from .table import KindRow, Reading, named
 
@@ -29,12 +29,16 @@ def _names(response: Response) -> set[str]:
 
 def _throttled(response: Response) -> bool:
     names = _names(response)
-    return bool(_THROTTLED & names) or (response.failing == 429 and not names & (_BUSY | _QUOTA))
+    return (
+        bool(_THROTTLED & names)
+        or (response.failing == 429 and not names & (_BUSY | _QUOTA))
+        or any(each.get("originalStatusCode") == 429 for each in objects_of(response))
+    )
 
 
 def recognises(response: Response) -> bool:
     return "x-amzn-errortype" in response.headers or bool(
-        (_THROTTLED | _BUSY | _QUOTA) & response.names
+        (_THROTTLED | _BUSY | _QUOTA | {"modelstreamerrorexception"}) & response.names
     )
 
 
@@ -71,7 +75,7 @@ READING = Reading(
         ),
         KindRow(
             "error",
-            "`ThrottlingException`, `TooManyRequestsException`",
+            "`ThrottlingException`, `TooManyRequestsException`, `originalStatusCode` 429",
             WaitKind.RATE_LIMITED,
             _throttled,
         ),

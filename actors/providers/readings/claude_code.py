@@ -102,7 +102,8 @@ def _told(response: Response) -> Iterator[Statement]:
         window, span = _window(limit[0])
         scope = anthropic.scope_of(window or "")
         if limit["epoch"]:
-            at_ms = instant(limit["epoch"])
+            # Seconds so far; thirteen digits of them are a year that nobody means.
+            at_ms = instant(limit["epoch"], unit_ms=1 if len(limit["epoch"]) >= 13 else 1_000)
             if at_ms is not None:
                 yield Statement(at_ms, "text:limit reached|<epoch>", limit[0], False, window, scope)
         end = min(limit.end() + _REACH_CHARS, len(words))

@@ -25,6 +25,9 @@ from .response import Response, Statement, after
 from .table import Reading, UntilRow, named
 
 _IETF_ITEM = re.compile(r";\s*r\s*=\s*([0-9]+)\b.*?;\s*t\s*=\s*([0-9]+)\b")
+_IETF_FIELDS = re.compile(
+    r"\bremaining\s*=\s*([0-9]+)\b[^;]{0,200}?\breset\s*=\s*([0-9]+)\b", re.IGNORECASE
+)
 _REMAINING = "x-ratelimit-remaining-"
 
 FIELD_UNITS_MS = {
@@ -106,12 +109,24 @@ def _ratelimit_items(response: Response) -> Iterator[Statement]:
             wait_ms = duration(match[2], unit_ms=1_000)
             if wait_ms is not None:
                 yield after(response, wait_ms, "header:ratelimit", f"ratelimit: {item.strip()}")
+        fields = _IETF_FIELDS.search(value[:1_000])
+        if fields is not None and not fields[1].strip("0"):
+            wait_ms = duration(fields[2], unit_ms=1_000)
+            if wait_ms is not None:
+                yield after(response, wait_ms, "header:ratelimit", f"ratelimit: {fields[0]}")
 
 
 def _x_ratelimit_reset(response: Response) -> Iterator[Statement]:
-    if spent(response.value("x-ratelimit-remaining")):
-        for value in response.values("x-ratelimit-reset"):
-            yield from reset_value(response, value, "x-ratelimit-reset")
+    for name in ("x-ratelimit", "x-rate-limit"):
+        if spent(response.value(f"{name}-remaining")):
+            for value in response.values(f"{name}-reset"):
+                yield from reset_value(response, value, f"{name}-reset")
+
+
+def _x_ratelimit_reset_after(response: Response) -> Iterator[Statement]:
+    left = response.value("x-ratelimit-remaining")
+    if not left or spent(left):
+        yield from in_header("x-ratelimit-reset-after", unit_ms=1_000).read(response)
 
 
 def _x_ratelimit_windows(response: Response) -> Iterator[Statement]:
@@ -210,16 +225,23 @@ WINDOWS: tuple[UntilRow, ...] = (
     ),
     UntilRow(
         "header",
-        '`ratelimit: "<name>";r=0;t=<seconds>`',
-        "the draft's structured form: r is what remains, t the seconds to go",
+        '`ratelimit: "<name>";r=0;t=<seconds>`, or `limit=…, remaining=0, reset=<seconds>`',
+        "the drafts' structured forms: r, or remaining, is what remains; t, or reset, the seconds "
+        "to go",
         _ratelimit_items,
     ),
     UntilRow(
         "header",
-        "`x-ratelimit-reset`",
-        "only where `x-ratelimit-remaining` is 0. Below 1e9 seconds to go, below 1e12 epoch "
-        "seconds, else epoch milliseconds; or a spelled duration, or RFC 3339",
+        "`x-ratelimit-reset`, `x-rate-limit-reset`",
+        "only where `x-ratelimit-remaining` (`x-rate-limit-remaining`) is 0. Below 1e9 seconds to "
+        "go, below 1e12 epoch seconds, else epoch milliseconds; or a spelled duration, or RFC 3339",
         _x_ratelimit_reset,
+    ),
+    UntilRow(
+        "header",
+        "`x-ratelimit-reset-after`",
+        "seconds, unless `x-ratelimit-remaining` says that something is left",
+        _x_ratelimit_reset_after,
     ),
     X_RATELIMIT_WINDOWS,
 )

@@ -16,6 +16,7 @@ from .table import KindRow, Reading, UntilRow, named, worded
 
 _USAGE = "x-usage-ratelimit-"
 _WAIT = re.compile(r"\b(?:wait|try again in) {1,3}", re.IGNORECASE)
+_USAGE_WORDS = re.compile(r"\bexceeded your copilot\b", re.IGNORECASE)
 _RATE_WORDS = re.compile(r"your request was rate-limited\. please wait", re.IGNORECASE)
 _HOUR_MS = 3_600_000
 
@@ -73,6 +74,7 @@ def recognises(response: Response) -> bool:
             for name in response.headers
         )
         or _RATE_WORDS.search(response.words) is not None
+        or _USAGE_WORDS.search(response.words) is not None
     )
 
 

@@ -43,9 +43,12 @@ def reasons(response: Response) -> set[str]:
 
 
 def proto_duration(value: object) -> Milliseconds | None:
-    """`"34.07s"`, or the object form with seconds and nanoseconds."""
+    """`"34.07s"`, or the object form with seconds and nanoseconds. A negative one is over."""
     if isinstance(value, str):
-        return spelled_duration(value.strip()) if value.strip() else None
+        said = value.strip()
+        if said.startswith("-"):
+            return None if spelled_duration(said[1:]) is None else 0
+        return spelled_duration(said)
     if isinstance(value, dict):
         seconds = number(value.get("seconds", 0), unit_ms=1_000)
         nanos = number(value.get("nanos", 0), unit_ms=1)

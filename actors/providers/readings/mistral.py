@@ -1,12 +1,15 @@
-"""Mistral: no header says when a window resets; the code tells a limit from a lack of capacity."""
+"""Mistral: one header says when a window resets; the code tells a limit from a lack of capacity."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from ..grammar import duration
 from ..stated import WaitKind, WaitScope
 from . import openai
-from .generic import UNTILS, spent
-from .response import Response
-from .table import KindRow, Reading, named, worded
+from .generic import UNTILS, in_header, spent
+from .response import Response, Statement
+from .table import KindRow, Reading, UntilRow, named, worded
 
 
 def _month_spent(response: Response) -> bool:
@@ -16,6 +19,15 @@ def _month_spent(response: Response) -> bool:
         and spent(response.value(name))
         for name in response.headers
     )
+
+
+def _by_size(response: Response) -> Iterator[Statement]:
+    left, cost = (
+        duration(response.value(f"ratelimitbysize-{what}"), unit_ms=1_000)
+        for what in ("remaining", "query-cost")
+    )
+    if left is not None and (left == 0 or (cost is not None and left < cost)):
+        yield from in_header("ratelimitbysize-reset", unit_ms=1_000).read(response)
 
 
 def recognises(response: Response) -> bool:
@@ -60,6 +72,14 @@ READING = Reading(
         named("1300", "rate_limited", kind=WaitKind.RATE_LIMITED),
         *openai.KINDS,
     ),
-    UNTILS,
+    (
+        *UNTILS,
+        UntilRow(
+            "header",
+            "`ratelimitbysize-reset`",
+            "seconds, where `ratelimitbysize-remaining` is 0 or less than `…-query-cost`",
+            _by_size,
+        ),
+    ),
     recognises,
 )

@@ -13,6 +13,7 @@ from .response import Response
 from .table import KindRow, Reading, named, worded
 
 _OF_A_MODEL = re.compile(r"rate limit reached for (?:model )?\S", re.IGNORECASE)
+_BUCKETS = {"tokens", "requests", "images", "input-images"}
 _RATE_NAMES = {"rate_limit_exceeded", "rate_limit_error"}
 
 NO_QUOTA_WORDS = worded(
@@ -35,7 +36,7 @@ BUSY = worded(
 
 
 def _names_a_model(response: Response) -> bool:
-    bucket = response.names & {"tokens", "requests"}
+    bucket = response.names & _BUCKETS
     return bool(bucket and _limited(response) and _OF_A_MODEL.search(response.words))
 
 
@@ -45,7 +46,8 @@ def _limited(response: Response) -> bool:
 
 RATE_OF_A_MODEL = KindRow(
     "error",
-    "type `tokens` or `requests`, beside the words `Rate limit reached for <model>`",
+    "type `tokens`, `requests`, `images` or `input-images`, beside the words `Rate limit reached "
+    "for <model>`",
     WaitKind.RATE_LIMITED,
     _names_a_model,
     WaitScope.MODEL,
