@@ -107,7 +107,8 @@ class Conversation(AgentHandle):
         self._runtime._check_open()
         by = self._runtime._permitted("close", self.name, requester, door)
         if self.name in self._runtime._members:
-            await end_agent(self._runtime, self.name, by, finish=True)
+            with self._runtime._lifetime.answers():
+                await end_agent(self._runtime, self.name, by, finish=True)
 
 
 class Conversations:
@@ -144,7 +145,7 @@ class Conversations:
         await self._take_over(key, name)
         await runtime._groups.record(settings, "conversation", agent)
         crashpoint("conversation.open")
-        with trio.CancelScope(shield=True):
+        async with runtime._lifetime.starting():
             member = await runtime._groups.start(settings, "conversation", agent)
             member.channel = channel
             runtime._members[name] = member
@@ -187,7 +188,7 @@ class Conversations:
         if name in runtime._members or not any(read_rows(runtime._store, "wakes", (name,))):
             return
         await runtime._groups.own(name)
-        with trio.CancelScope(shield=True):
+        async with runtime._lifetime.starting():
             group, _, _ = await runtime._groups.start_slot(name)
             try:
                 slot = group.refs["slot"]

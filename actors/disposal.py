@@ -88,7 +88,9 @@ async def _finish(member: Member, check_done: Callable[[], None], *, finish: boo
 
 
 def _check_done(runtime: Runtime, member: Member) -> None:
-    """A host that is quiesced runs none of the turns that were asked for: then no end, either."""
+    """A host that is quiesced, or stops, runs none of the turns that were asked for: then no end,
+    either; what was asked for is done after the resume, or the next start."""
+    runtime._check_open()
     book, name = member.slot_view.book, member.settings.name
     if book is not None and book.has_work(name) and member.agent_view.activity != "held":
         runtime._quiescence.check_serving()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -22,7 +22,6 @@ from .domain.errors import (
     BatchTooLargeError,
     InboxFullError,
     InvalidInputError,
-    RuntimeClosedError,
 )
 from .domain.ingress import Content, check_name, new_message_id
 from .domain.requesters import Door
@@ -43,6 +42,7 @@ from .domain.transcript import (
     read_rewound,
     read_transcript,
 )
+from .lifetime import closed
 
 if TYPE_CHECKING:
     from .members import Member
@@ -104,7 +104,7 @@ class AgentHandle:
         try:
             receipt: Receipt = await asked
         except ActorDeadError as error:
-            raise _ended_meanwhile(error, accept.message) from error
+            raise self._ended_meanwhile(error, accept.message) from error
         except InboxFullError as error:
             error.messages = (Draft(content, author, id, wake, channel),)
             raise
@@ -154,7 +154,7 @@ class AgentHandle:
         try:
             return batch.each(await asked)
         except ActorDeadError as error:
-            raise _ended_meanwhile(error, message.accepts[0].message) from error
+            raise self._ended_meanwhile(error, message.accepts[0].message) from error
         except (InboxFullError, BatchTooLargeError) as error:
             error.messages = batch.drafts
             raise
@@ -218,7 +218,7 @@ class AgentHandle:
             try:
                 answered.set(read(asked.get()))
             except ActorDeadError as error:
-                told = _ended_meanwhile(error, named)
+                told = self._ended_meanwhile(error, named)
                 answered.set_exception((type(told), told, None))
             except Exception as error:  # noqa: BLE001 - the caller's.
                 if isinstance(error, InboxFullError | BatchTooLargeError):
@@ -322,16 +322,16 @@ class AgentHandle:
                 with member.parking.cut_off() as parked:
                     await member.agent.ask(WaitIdle())
             except ActorDeadError as error:
-                raise closed() from error
+                raise self._ended() from error
         if parked.cancelled_caught:
             raise member.parked_error()
-        if self._runtime._lost is not None:
-            # An agent that was stopped is idle, but its turn's end is not in a store that is lost.
+        if self._runtime._closed:
+            # No turn lives, but what was asked for was not done: its wakes were given back.
             raise closed() from self._runtime._lost
 
     async def transcript(
         self, *, after: After | None = None, limit: int | None = None
-    ) -> AsyncIterator[TranscriptMessage]:
+    ) -> AsyncGenerator[TranscriptMessage, None]:
         """Yield the slot's messages, oldest first, behind one of them and up to a number of them.
 
         A checkpoint a page. Each page is what was committed when it was read.
@@ -345,23 +345,32 @@ class AgentHandle:
             InvalidInputError, InvalidNameError: Names the argument that is malformed.
             UnknownMessageError: No message of that id is in the transcript: it waits in the inbox
                 still, was rewound, or never was.
+            RuntimeClosedError: The runtime has ended, also in the middle.
         """
         member = self._runtime._member(self.name)
-        store = self._runtime._store
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
             raise InvalidInputError("limit", f"must be a number, not {type(limit).__name__}")
-        place = await place_after(store, member.slot_name, after)
-        async for message in read_transcript(store, member.slot_name, after=place, limit=limit):
-            yield message
+        store, lifetime = self._runtime._store, self._runtime._lifetime
+        with lifetime.answers():
+            place = await place_after(store, member.slot_name, after)
+            rows = read_transcript(store, member.slot_name, after=place, limit=limit)
+            async with aclosing(rows):
+                async for message in rows:
+                    yield message
+                    lifetime.check_open()
 
-    async def rewound(self) -> AsyncIterator[TranscriptMessage]:
+    async def rewound(self) -> AsyncGenerator[TranscriptMessage, None]:
         """Yield the messages that rewinds took out of the transcript and that are still kept.
 
         A checkpoint a page. They are kept for 7 days.
         """
-        member = self._runtime._member(self.name)
-        async for message in read_rewound(self._runtime._store, member.slot_name):
-            yield message
+        member, lifetime = self._runtime._member(self.name), self._runtime._lifetime
+        with lifetime.answers():
+            rows = read_rewound(self._runtime._store, member.slot_name)
+            async with aclosing(rows):
+                async for message in rows:
+                    yield message
+                    lifetime.check_open()
 
     def summaries(self) -> tuple[Summary, ...]:
         """What stands for the older part of the transcript, the newest first; see docs/context.md.
@@ -407,7 +416,8 @@ class AgentHandle:
         runtime = self._runtime
         member = runtime._member(self.name)
         by = runtime._permitted("rewind", self.name, requester, door)
-        place = await find_place(runtime._store, member.slot_name, to)
+        with runtime._lifetime.answers():
+            place = await find_place(runtime._store, member.slot_name, to)
         now_ms = runtime.clock.now_ms()
         return await self._ask_agent(RewindSlot(place, new_message_id(now_ms), by, now_ms))
 
@@ -437,34 +447,28 @@ class AgentHandle:
             with member.parking.cut_off():
                 receipt = await member.agent.ask(message)
         except ActorDeadError as error:
-            raise closed() from error
+            raise self._ended() from error
         if receipt is None:
             raise member.parked_error()
         answered: RewindReceipt = receipt
         return answered
 
+    def _ended(self) -> AbeyanceError:
+        """Why its actors have ended: the runtime has, or the agent alone."""
+        if self._runtime._closed:
+            return closed()
+        return AgentEndedError(
+            f"agent {self.name!r} has ended; nothing was done, what was accepted is in its slot or "
+            "among the dead letters; add it again",
+            agent=self.name,
+        )
 
-def _ended_meanwhile(error: ActorDeadError, message: str) -> AbeyanceError:
-    if isinstance(error, MailboxClosedError):
-        return closed()
-    return OutcomeUnknownError(
-        "the runtime ended before it answered; whether the message was accepted is unknown; open "
-        "it again and send under the same id",
-        actor=error.actor,
-        message=message,
-    )
-
-
-@contextmanager
-def answers_closed() -> Iterator[None]:
-    """Answer whoever waits for an actor that ended with its runtime by the one error for that."""
-    try:
-        yield
-    except ActorDeadError as error:
-        raise closed() from error
-
-
-def closed() -> RuntimeClosedError:
-    return RuntimeClosedError(
-        "this runtime has ended; nothing was done; open the state directory again"
-    )
+    def _ended_meanwhile(self, error: ActorDeadError, message: str) -> AbeyanceError:
+        if isinstance(error, MailboxClosedError):
+            return self._ended()
+        return OutcomeUnknownError(
+            "the runtime ended before it answered; whether the message was accepted is unknown; "
+            "open it again and send under the same id",
+            actor=error.actor,
+            message=message,
+        )

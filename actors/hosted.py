@@ -88,7 +88,9 @@ class HostedRuntime:
         self._control = control
         self._host: HostedSystem | None = None
         self._runtime: Runtime | None = None
-        self._lock = threading.Lock()
+        # Held for a whole opening and a whole end, so that of two threads one waits for the other;
+        # the same thread may come again, as by a signal.
+        self._changing = threading.RLock()
         self._opened: TrioFuture[Runtime] = TrioFuture()
         self._ended: TrioFuture[None] | None = None
         self._stop = trio.Event()
@@ -108,7 +110,8 @@ class HostedRuntime:
     def open(self) -> None:
         """Start the thread and open the runtime in it. Blocks until it is open.
 
-        One that was closed can be opened again.
+        One that was closed can be opened again; one that is being closed by another thread, once
+        that is over.
 
         Raises:
             StorageError: As `open_runtime`; the thread has ended.
@@ -116,6 +119,12 @@ class HostedRuntime:
             WouldDeadlockError: Called on a thread that runs trio; nothing was done.
         """
         _refuse_on_loop("open")
+        with self._changing:
+            self._open()
+
+    def _open(self) -> None:
+        if self._host is not None:
+            raise RuntimeError("this runtime is open; nothing was done; close it first")
         host = HostedSystem(
             thread_name="abeyance-runtime",
             asks=AskTable(ASKS),
@@ -125,10 +134,7 @@ class HostedRuntime:
             trio_clock=self._trio_clock,
             trace=self._trace,
         )
-        with self._lock:
-            if self._host is not None:
-                raise RuntimeError("this runtime is open; nothing was done; close it first")
-            self._host, self._opened, self._stop = host, TrioFuture(), trio.Event()
+        self._host, self._opened, self._stop = host, TrioFuture(), trio.Event()
         try:
             host.open()
             self._ended = host.run_nowait(self._live, host)
@@ -149,16 +155,16 @@ class HostedRuntime:
             WouldDeadlockError: Called on a thread that runs trio; nothing was done.
         """
         _refuse_on_loop("close")
-        with self._lock:
+        with self._changing:
             host, self._host, self._runtime = self._host, None, None
-        if host is None or self._ended is None:
-            return
-        try:
-            with suppress(trio.RunFinishedError):  # It ended by itself; `_ended` says how.
-                host.system.token.run_sync_soon(self._stop.set)
-            self._ended.get()
-        finally:
-            host.close()
+            if host is None or self._ended is None:
+                return
+            try:
+                with suppress(trio.RunFinishedError):  # It ended by itself; `_ended` says how.
+                    host.system.token.run_sync_soon(self._stop.set)
+                self._ended.get()
+            finally:
+                host.close()
 
     async def _live(self, host: HostedSystem) -> None:
         try:

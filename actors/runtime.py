@@ -73,7 +73,8 @@ from .domain.wait_book import ProviderWait, WaitBook
 from .domain.waits import Ledger
 from .ephemeral import EphemeralRuns
 from .groups import Groups
-from .handle import AgentHandle, answers_closed, closed
+from .handle import AgentHandle
+from .lifetime import Lifetime
 from .members import Member
 from .quiescence import Quiescence
 from .replays import actor_of, read_page, replay
@@ -121,7 +122,7 @@ class Runtime:
         self._archive = ArchiveBook(store, system)
         self._counts = DurableCounts(store, clock, self._archive.forget_delivery)
         self._mode = HostMode(store)
-        self._closed = False
+        self._lifetime = Lifetime()
         self._lost: Exception | None = None
         self._root: Supervisor | None = None
         self._scope = trio.CancelScope()
@@ -265,10 +266,10 @@ class Runtime:
                 )
         self._adding.add(name)
         try:
-            await self._groups.own(name)
-            await self._groups.record(settings)
-            # Shielded: half a group would hold its names. It waits for nothing but a commit.
-            with trio.CancelScope(shield=True):
+            with self._lifetime.answers():
+                await self._groups.own(name)
+                await self._groups.record(settings)
+            async with self._lifetime.starting():
                 self._members[name] = await self._groups.start(settings)
                 await self._quiescence.tell_newcomer(self._members[name])
         finally:
@@ -306,7 +307,8 @@ class Runtime:
             RuntimeClosedError: The runtime has ended.
         """
         self._check_open()
-        return await self._conversations.open(agent, channel)
+        with self._lifetime.answers():
+            return await self._conversations.open(agent, channel)
 
     async def run_ephemeral(
         self, spec: AgentSpec, content: Content, *, author: str = "user"
@@ -332,7 +334,8 @@ class Runtime:
         """
         self._check_open()
         self._quiescence.check_serving()
-        return await self._runs.run(spec, content, author)
+        with self._lifetime.answers():
+            return await self._runs.run(spec, content, author)
 
     async def remove_agent(self, name: str, *, requester: str = "host", door: Door = "api") -> None:
         """End an agent: its live turn is cancelled, and nothing of it runs any more.
@@ -356,7 +359,8 @@ class Runtime:
         """
         self._member(name)
         by = self._permitted("remove_agent", name, requester, door)
-        await end_agent(self, name, by, finish=False)
+        with self._lifetime.answers():
+            await end_agent(self, name, by, finish=False)
 
     async def resume_agent(self, name: str, *, requester: str = "host", door: Door = "api") -> bool:
         """Start a parked agent again, with everything that was accepted for it. An operator's act.
@@ -426,7 +430,7 @@ class Runtime:
         self._check_open()
         why, window_s = read_reason(reason), read_window(within_s)
         by = self._permitted("quiesce", EVERY_AGENT, requester, door)
-        with answers_closed():
+        with self._lifetime.answers():
             return await self._quiescence.quiesce(why, window_s, by)
 
     async def resume(self, *, requester: str = "host", door: Door = "api") -> ResumeReceipt:
@@ -446,7 +450,7 @@ class Runtime:
         """
         self._check_open()
         by = self._permitted("resume", EVERY_AGENT, requester, door)
-        with answers_closed():
+        with self._lifetime.answers():
             return await self._quiescence.resume(by)
 
     # -- waits -------------------------------------------------------------------------------
@@ -500,7 +504,8 @@ class Runtime:
             )
         self._check_not_owned_elsewhere(agent)
         scope = None if model == EVERY_MODEL else model
-        receipt: ReleaseReceipt = await self._ledger.ask(ReleaseWaits(agent, scope, by))
+        with self._lifetime.answers():
+            receipt: ReleaseReceipt = await self._ledger.ask(ReleaseWaits(agent, scope, by))
         return receipt
 
     def _permitted(self, verb: str, agent: str, requester: str, door: Door) -> str:
@@ -631,9 +636,10 @@ class Runtime:
         read_requester(requester, door)  # What is malformed is told before what is not there.
         verb = "replay_dead_letter" if kind == "dead_letter" else "replay_quarantined"
         by = self._permitted(verb, actor_of(self._store, kind, number), requester, door)
-        return await replay(
-            self._archive, self._store, self._journal, kind, number, by, self.clock.now_ms()
-        )
+        with self._lifetime.answers():
+            return await replay(
+                self._archive, self._store, self._journal, kind, number, by, self.clock.now_ms()
+            )
 
     # -- looking -----------------------------------------------------------------------------
 
@@ -731,10 +737,10 @@ class Runtime:
 
     async def _stop(self) -> None:
         """End every live turn with its wakes given back; what is durable stays where it is."""
-        self._closed = True
-        if self._root is None:
-            return
         with trio.move_on_after(STOP_DEADLINE_S, shield=True):
+            await self._lifetime.end()
+            if self._root is None:
+                return
             await self._runs.stop()
             parked = [member for member in self._members.values() if member.is_parked]
             async with trio.open_nursery() as nursery:
@@ -769,9 +775,12 @@ class Runtime:
         self._lost = error
         self._scope.cancel()
 
+    @property
+    def _closed(self) -> bool:
+        return not self._lifetime.is_open
+
     def _check_open(self) -> None:
-        if self._closed:
-            raise closed()
+        self._lifetime.check_open()
 
     def _member(self, name: str) -> Member:
         self._check_open()

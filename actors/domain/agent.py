@@ -55,6 +55,7 @@ from .slot_messages import (
     StartTurn,
     TurnStart,
     UndoRewind,
+    WithdrawStart,
     Woken,
 )
 from .turn import TurnEnded, TurnHeld, TurnSeams, TurnSettings, TurnTask
@@ -191,6 +192,7 @@ class Agent(TrioActor):
                     self._turn_scope.cancel()
                 # Behind the cancellation: a turn that waits to be admitted ends as stopped.
                 self._seams.gate.tell(CloseAdmission())
+                self._withdraw_start()
                 return self._stop_turns()
             case FinishTurns():
                 return self._stop_turns()
@@ -482,11 +484,17 @@ class Agent(TrioActor):
         self.kept.draining = False
         if self._turn_scope is not None:
             self._turn_scope.cancel()
+        self._withdraw_start()
         if not self._lives():
             self._rest()
             return None
         self._stoppers.append(self.later())
         return LATER
+
+    def _withdraw_start(self) -> None:
+        """A start that waits for another agent's turn on the same slot waits no more."""
+        if self._view.activity == "starting":
+            self._seams.slot.tell(WithdrawStart(self._settings.name))
 
     def _resume(self) -> None:
         self.kept.draining = False

@@ -84,6 +84,7 @@ from .slot_messages import (
     StartTurn,
     TurnStart,
     UndoRewind,
+    WithdrawStart,
     Woken,
 )
 from .slot_rewind import (
@@ -253,6 +254,9 @@ class Slot(TrioActor):
                 return self._take_in(message)
             case CheckRewind():
                 return check_rewind(self._book, message)
+            case WithdrawStart(agent):
+                self._withdraw(agent)
+                return None
             case Dispose() | DeferWrites():
                 return self._take_in(message)
             case {"again": "wake" | "message"}:
@@ -367,14 +371,18 @@ class Slot(TrioActor):
     def _start_turn(self, start: StartTurn) -> Any:
         self.kept.injects[start.agent] = start.carries_injections
         self._told.discard(start.agent)
-        for waiting in [act for act in self._starts if act.message.agent == start.agent]:
-            # An agent asks once in a life: whoever asked before is no more.
-            self._starts.remove(waiting)
-            waiting.set(NothingToDo())
+        # An agent asks once in a life: whoever asked before is no more.
+        self._withdraw(start.agent)
         granted = self.kept.granted.pop(start.agent, None)
         if self._reborn and granted is not None and self._stands(granted):
             return granted
         return self._take_in(start)
+
+    def _withdraw(self, agent: str) -> None:
+        """Take back a start that waits for the lease; its wakes stay."""
+        for waiting in [act for act in self._starts if act.message.agent == agent]:
+            self._starts.remove(waiting)
+            waiting.set(NothingToDo())
 
     def _stands(self, granted: TurnStart) -> bool:
         """Whether a lease that a predecessor granted, and did not live to answer, is stored."""

@@ -82,6 +82,12 @@ class StartTurn(NamedTuple):
     """Up to which place a summary is to stand in the requests of a fresh compile."""
 
 
+class WithdrawStart(NamedTuple):
+    """Tell: the agent's start that waits for the lease is not wanted any more."""
+
+    agent: str
+
+
 class NothingToDo(NamedTuple):
     """No open turn and no wake."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -49,7 +49,7 @@ class TranscriptMessage:
 
 async def read_transcript(
     store: Store, slot: str, *, after: int = 0, limit: int | None = None
-) -> AsyncIterator[TranscriptMessage]:
+) -> AsyncGenerator[TranscriptMessage, None]:
     """Yield a slot's rows behind a place. A checkpoint a page; a page is of one state."""
     left = limit
     while left is None or left > 0:
@@ -64,7 +64,7 @@ async def read_transcript(
         await trio.lowlevel.checkpoint()
 
 
-async def read_rewound(store: Store, slot: str) -> AsyncIterator[TranscriptMessage]:
+async def read_rewound(store: Store, slot: str) -> AsyncGenerator[TranscriptMessage, None]:
     """Yield the rows that rewinds took out and that are still kept. A checkpoint a page."""
     reached = 0
     for cut in sorted(read_cuts(store, slot), key=lambda cut: cut.first):
