@@ -46,6 +46,13 @@ def _shape_of(table: Table) -> _Shape:
 
 _SHAPES: Final = {name: _shape_of(table) for name, table in TABLES.items()}
 
+
+def shape_of(table: str) -> tuple[Callable[[Key], bytes], frozenset[str]]:
+    """How a table's keys are encoded, and the kinds that any request may put into it."""
+    shape = _SHAPES[table]
+    return shape.encode, shape.free
+
+
 Counter: TypeAlias = int | UnreadableRecordError
 """A row's counter (0: no row), or why it can't be told."""
 Counters: TypeAlias = dict[str, dict[bytes, Counter]]

@@ -45,9 +45,13 @@ IGNORABLE: Final = "~"
 kind decides: one that must hold back who does not understand it does not begin so."""
 _HEAD: Final = struct.Struct(">4sQ3sI")
 _SUM: Final = struct.Struct(">QI")
+_CRC: Final = struct.Struct(">I")
 _PLAIN: Final = b"\x85\xa1c\xcf"
 _ALLOTTED: Final = b"\x86\xa1c\xcf"
 _SUM_FIELD: Final = b"\xa1s\xce"
+_ONE: Final = (1).to_bytes(8, "big")
+_MADE: Final = _PLAIN + _ONE + _SUM_FIELD
+"""How a row begins that was put once: all that stands before its checksum."""
 _BIN8: Final = tuple(b"\xa1b\xc4" + bytes([size]) for size in range(256))
 _FIELDS: Final = (["c", "s", "k", "v", "b"], ["c", "s", "k", "v", "a", "b"])
 
@@ -207,6 +211,31 @@ def frame_all(
             crc = crc32(sum_of(counter, value.body_crc) + key, start_crc)
             first, middle = _PLAIN, start
         add((key, head(first, counter, _SUM_FIELD, crc) + middle + tail + body))
+    return framed
+
+
+def frame_made(table: str, entries: Iterable[tuple[bytes, Value]]) -> list[tuple[bytes, bytes]]:
+    """Frame rows of one table that are made, so that each has the counter 1 and no allotted key.
+
+    As `frame_all`, at half its cost: what such rows have in common is packed once.
+    """
+    framed: list[tuple[bytes, bytes]] = []
+    add, crc32, pack_crc = framed.append, _crc32, _CRC.pack
+    known: tuple[str, int] | None = None
+    for key, value in entries:
+        body = value.body
+        if known is None or value.kind != known[0] or value.version != known[1]:
+            known = (value.kind, value.version)
+            middle, start_crc = _start(table, *known)
+            start_crc = crc32(_ONE, start_crc)
+            head = struct.Struct(f">{len(_MADE)}sI{len(middle) + 3}sB").pack
+            middle += b"\xa1b\xc4"
+        crc = crc32(pack_crc(value.body_crc) + key, start_crc)
+        size = len(body)
+        if size < 256:
+            add((key, head(_MADE, crc, middle, size) + body))
+        else:
+            add((key, _MADE + pack_crc(crc) + middle[:-3] + b"\xa1b" + _bin_head(size) + body))
     return framed
 
 

@@ -45,6 +45,7 @@ from .errors import (
 )
 from .keys import decode_key, encode_key, encode_prefix
 from .locks import FileLock, is_locked, refuse_network_filesystem
+from .plain import plain_of
 from .precheck import precheck, read_meta
 from .store import Done, Key, Limits, NeedsService, Outcome, Request, Row
 from .tables import TABLES, Table
@@ -156,7 +157,7 @@ class LmdbStore:
     def submit(self, batch: Sequence[Request], done: Done) -> None:
         """See `Store.submit`. `done` is called in the writer's thread."""
         writer = self._check_writable()
-        writer.submit(prepare(batch, LIMITS), done)
+        writer.submit(plain_of(batch, LIMITS) or prepare(batch, LIMITS), done)
 
     def service(self) -> None:
         """See `Store.service`."""

@@ -4,7 +4,8 @@ Reads and writes go table by table in key order, one engine call a table and dir
 halves their cost.
 
 Invariants:
-    I1  Everything is read before anything is written.
+    I1  Everything is read before anything is written. Only that a row which is made is not there
+        yet is seen to while it is put.
     I2  A commit that writes anything takes the next revision, and lists what it wrote in `changes`.
 
 Runs in: the writer thread, or the opening thread while it makes the store.
@@ -13,6 +14,7 @@ Runs in: the writer thread, or the opening thread while it makes the store.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Final
 
 from . import codec
@@ -27,6 +29,7 @@ from .batch import (
 from .environment import Database, Transaction
 from .errors import DamagedStoreError, UnreadableRecordError
 from .keys import encode_key
+from .plain import Plain
 from .store import Committed, NotStored, Outcome, Record, Refusal, Refused, Row, Value
 from .tables import TABLES
 from .tables.ownership import Changes
@@ -37,6 +40,7 @@ CHANGES_BYTES_MAX: Final = 1_600
 """Rows of `changes` stay under half a page, so that none needs pages of its own."""
 PRUNE_EVERY: Final = 64
 PRUNED_ROWS_MAX: Final = 4_096
+_KEY_OF: Final = itemgetter(0)
 
 
 class BatchTransaction:
@@ -67,7 +71,6 @@ class BatchTransaction:
 
     def write(self, decision: Decision, changes_kept: int) -> int:
         """Write what was decided; the revision it gets."""
-        revision = self._sequence(CHANGES)[1]
         changed: dict[str, list[bytes]] = {}
         for table, appended in decision.appended.items():
             self._put_all(table, appended, append=True)
@@ -84,11 +87,43 @@ class BatchTransaction:
             changed.setdefault(table, []).extend(rows)
         for table, number in decision.next.items():
             self._put_sequence(table, number)
+        return self._revise(changed, changes_kept)
+
+    def _revise(self, changed: dict[str, list[bytes]], changes_kept: int) -> int:
+        """Give what was written a revision, and note what it changed."""
+        revision = self._sequence(CHANGES)[1]
         self._note_changes(revision, changed)
         self._put_sequence(CHANGES, revision + 1)
         if revision % PRUNE_EVERY == 0:
             self._prune(revision - changes_kept)
         return revision
+
+    def make(
+        self, plain: Plain, refused: Mapping[str, int], changes_kept: int
+    ) -> list[Outcome] | None:
+        """Write a batch that only makes rows; an outcome a request.
+
+        None: a guard does not hold, or a row is there already. The transaction is then to be
+        aborted, and the batch decided as any other.
+        """
+        if plain.is_behind(refused):
+            return None
+        for table, key, counter in plain.guards:
+            raw = self._transaction.get(key, db=self._tables[table])
+            if (0 if raw is None else _counter_of(table, key, raw)) != counter:
+                return None
+        changed: dict[str, list[bytes]] = {}
+        for table, rows in plain.rows.items():
+            if not rows:
+                continue
+            rows.sort(key=_KEY_OF)
+            framed = codec.frame_made(table, rows)
+            with self._transaction.cursor(self._tables[table]) as cursor:
+                made, added = cursor.putmulti(framed, overwrite=False)
+            if added != made:
+                return None
+            changed[table] = [key for key, _ in framed]
+        return [Committed(self._revise(changed, changes_kept))] * len(plain.requests)
 
     def put_own(self, table: str, key: bytes, record: Record) -> None:
         """Write a row that the store keeps for itself, without a change of its own."""

@@ -40,6 +40,7 @@ from .errors import (
 )
 from .keys import encode_key
 from .locks import FileLock
+from .plain import Plain
 from .store import Done, NeedsService, NotStored, Outcome
 from .tables.ownership import Process
 from .transaction import BatchTransaction
@@ -63,7 +64,7 @@ class _CommitError(Exception):
 class _Job:
     """The batch that is out."""
 
-    def __init__(self, number: int, batch: Batch, done: Done) -> None:
+    def __init__(self, number: int, batch: Batch | Plain, done: Done) -> None:
         self.number = number
         self.batch = batch
         self.done = done
@@ -104,7 +105,7 @@ class Writer:
         self._refused: dict[str, int] = {}
         self._thread = self._start(None)
 
-    def submit(self, batch: Batch, done: Done) -> None:
+    def submit(self, batch: Batch | Plain, done: Done) -> None:
         """Take one batch.
 
         Raises:
@@ -226,6 +227,17 @@ class Writer:
 
     def _attempt(self, job: _Job) -> list[Outcome]:
         """One write transaction under the lock, from reading to commit."""
+        if isinstance(job.batch, Plain):
+            outcomes = self._transact(job, job.batch)
+            if outcomes is not None:
+                return outcomes
+            job.batch = job.batch.weighed()
+        outcomes = self._transact(job, job.batch)
+        assert outcomes is not None
+        return outcomes
+
+    def _transact(self, job: _Job, batch: Batch | Plain) -> list[Outcome] | None:
+        """As `_attempt`; None: nothing was written, and the batch is to be weighed."""
         environment = self._environment
         self._lock.acquire(self._settings.lock_timeout_s)
         try:
@@ -233,21 +245,26 @@ class Writer:
             environment.check_reachable()
             with environment.writing() as transaction:
                 work = BatchTransaction(transaction, environment.tables, self._path)
-                decision = work.decide(job.batch, self._refused)
-                job.refused = decision.refused
-                if not decision.writes:
-                    outcomes = work.outcomes(decision, work.revision())
+                if isinstance(batch, Plain):
+                    outcomes = work.make(batch, self._refused, self._settings.changes_kept)
+                    if outcomes is None:
+                        return None
                 else:
+                    decision = work.decide(batch, self._refused)
+                    job.refused = decision.refused
+                    if not decision.writes:
+                        outcomes = work.outcomes(decision, work.revision())
+                        self._refused.update(job.refused)
+                        return outcomes
                     revision = work.write(decision, self._settings.changes_kept)
-                    work.put_own(
-                        "processes",
-                        self._process_key,
-                        replace(self._process, last_batch=job.number),
-                    )
-                    outcomes = job.computed = work.outcomes(decision, revision)
-                    crashpoint("writer.before_commit")
-                    self._commit_transaction(transaction)
-                    crashpoint("writer.after_commit")
+                    outcomes = work.outcomes(decision, revision)
+                work.put_own(
+                    "processes", self._process_key, replace(self._process, last_batch=job.number)
+                )
+                job.computed = outcomes
+                crashpoint("writer.before_commit")
+                self._commit_transaction(transaction)
+                crashpoint("writer.after_commit")
         finally:
             self._lock.release()
         self._refused.update(job.refused)
