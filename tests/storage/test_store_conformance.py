@@ -44,7 +44,7 @@ from abeyance.storage.tables.kept import (
     Quarantined,
     Reminder,
 )
-from abeyance.storage.tables.ownership import Owner
+from abeyance.storage.tables.ownership import Mode, Owner
 from abeyance.storage.tables.slots import (
     Body,
     Carried,
@@ -74,6 +74,7 @@ RECORDS = {
     "conversations": Conversation(agent="a.1", base_seq=4, state="open", opened_ms=1),
     "ephemerals": Ephemeral(started_ms=1),
     "owners": Owner(nonce="n", fence=3),
+    "modes": Mode(state="quiesced", reason="upgrade", by="ops", at_ms=2, act="x"),
     "ids": MessageId(entry=4, state="slot", seq=2, body_crc=2**32 - 1),
     "bodies": Body(
         blocks=(
