@@ -1,14 +1,20 @@
 """What every test shares: the seed of random tests, printed, and Hypothesis set by it.
 
 A run prints one seed in its header. `ABEYANCE_SEED=<n>` repeats it: the `seed` fixture, the
-Hypothesis examples and the order of anything drawn from either are then the same.
+Hypothesis examples and the order of anything drawn from either are then the same. Where the tests
+are spread over processes, all of them have the one that prints it.
+
+Python keeps what it compiles, whatever the environment says: tests start it hundreds of times.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import secrets
+import sys
 from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
 import pytest
@@ -17,14 +23,31 @@ from abeyance.actors.testing.witness import Witness, witnessed
 
 _SEED = int(os.environ.get("ABEYANCE_SEED") or secrets.randbelow(2**31))
 
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 hypothesis.settings.register_profile("abeyance", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("abeyance")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    global _SEED
+    _SEED = getattr(config, "workerinput", {}).get("abeyance_seed", _SEED)
     if config.getoption("--hypothesis-seed") is None:
         config.option.hypothesis_seed = str(_SEED)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["abeyance_seed"] = _SEED
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Processes that share the tests must name them alike, and so must two runs.
+    addresses = [i.nodeid for i in items if re.search(r" at 0x[0-9a-f]{4}", i.nodeid)]
+    if addresses:
+        raise pytest.UsageError(f"a test's name holds an address: {addresses[0]}")
 
 
 def pytest_report_header(config: pytest.Config) -> str:

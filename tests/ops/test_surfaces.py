@@ -25,7 +25,7 @@ from abeyance.actors.testing import ScriptedProvider, WallClock, fail, reply
 from .test_control import _with_client, asked, in_thread, request
 
 HOUR_MS = 3_600_000
-ABSENT: Any = object()
+ABSENT: Any = ...
 
 
 class Door:

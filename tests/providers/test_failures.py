@@ -150,7 +150,7 @@ def test_an_adapters_own_word_is_not_overruled_by_what_it_was_made_from():
     assert understood(mine, received_at=NOW_S) is mine
 
 
-@pytest.mark.parametrize("stated", ["60", 60, object(), True], ids=repr)
+@pytest.mark.parametrize("stated", ["60", 60, ..., True], ids=repr)
 def test_an_adapter_that_states_nonsense_in_a_group_raises_nothing(stated: Any):
     mine = ProviderError("no", retryable=True, stated=stated)
     group = ExceptionGroup("several", [mine, foreign("RateLimitError", retry_after=7_200)])

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,17 +63,16 @@ class Copy:
     def __init__(self, path: Path, seed: int) -> None:
         self.path = path
         self._seed = seed
+        self._changed_at_s = int(time.time())
 
     def unchanged(self, tests: list[str], timeout_s: float, whole_s: float) -> dict[str, Outcome]:
         """Run the tests as they are; each one's outcome, by its node id."""
         # By the whole function: pytest runs nothing at all where it does not know one case.
         functions = sorted({test.partition("[")[0] for test in tests})
-        judged = self._run(functions, timeout_s, whole_s, keep_bytecode=True)
+        judged = self._run(functions, timeout_s, whole_s)
         return {test: judged(test) for test in tests}
 
-    def _run(
-        self, tests: list[str], timeout_s: float, whole_s: float, *, keep_bytecode: bool = False
-    ) -> Callable[[str], Outcome]:
+    def _run(self, tests: list[str], timeout_s: float, whole_s: float) -> Callable[[str], Outcome]:
         with tempfile.TemporaryDirectory() as scratch:
             observed = Path(scratch) / "observed"
             observed.touch()
@@ -84,10 +84,6 @@ class Copy:
                 "REMOVALS_OBSERVED": str(observed),
                 "ABEYANCE_SEED": str(self._seed),
             }
-            if not keep_bytecode:
-                # A file that was changed twice within a second, to the same length, would
-                # otherwise be run as it was before.
-                environment["PYTHONDONTWRITEBYTECODE"] = "1"
             command = [sys.executable, "-m", "pytest", "-q", "-p", "removal_observer"]
             command += ["-p", "no:cacheprovider", "-m", "slow or not slow", "--tb=short"]
             command += [f"--timeout={timeout_s:g}", *tests]
@@ -99,14 +95,19 @@ class Copy:
         """Run the removal's test in the copy without the guard."""
         file = self.path / removal.file
         before = file.read_text("utf-8")
-        for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*"):
-            compiled.unlink()
-        file.write_text(removal.applied(before), "utf-8")
+        self._write(file, removal.applied(before))
         try:
             whole_s = timeout_s + _START_S
             return self._run([removal.test], timeout_s, whole_s)(removal.test)
         finally:
-            file.write_text(before, "utf-8")
+            self._write(file, before)
+
+    def _write(self, file: Path, text: str) -> None:
+        # What Python compiled is taken for a file's by its length and the second it was changed
+        # in: every change has a second of its own, or the code would be run as it was before.
+        file.write_text(text, "utf-8")
+        self._changed_at_s += 1
+        os.utime(file, (self._changed_at_s, self._changed_at_s))
 
 
 def _run(
