@@ -31,14 +31,13 @@ from abeyance.storage.tables.slots import Cut
 from .disposal import dispose, end_agent
 from .domain.context_rows import read_summaries, record_of
 from .domain.errors import InvalidInputError, not_stored
-from .domain.ingress import Content, check_name
+from .domain.ingress import check_name
 from .domain.requesters import Door
-from .domain.slot_messages import BeginFork, Receipt
+from .domain.slot_messages import BeginFork
 from .domain.slot_rows import read_content, read_cuts, read_owner, read_rows
 from .handle import AgentHandle
 
 if TYPE_CHECKING:
-    from .core import TrioFuture
     from .runtime import Runtime
 
 ROWS_A_COMMIT: Final = 100
@@ -58,32 +57,6 @@ class Conversation(AgentHandle):
         self.agent = agent
         """The resident it was forked from."""
         self.channel = self._channel = channel
-
-    async def send(
-        self,
-        content: Content,
-        author: str = "user",
-        *,
-        id: str | None = None,  # noqa: A002 - the word hosts use.
-        wake: bool = True,
-        channel: str | None = None,
-    ) -> Receipt:
-        """Accept a message durably. As `AgentHandle.send`, on this conversation's channel."""
-        channel = self.channel if channel is None else channel
-        return await super().send(content, author, id=id, wake=wake, channel=channel)
-
-    def hand_over(
-        self,
-        content: Content,
-        author: str = "user",
-        *,
-        id: str | None = None,  # noqa: A002 - the word hosts use.
-        wake: bool = True,
-        channel: str | None = None,
-    ) -> TrioFuture[Receipt]:
-        """Hand a message over without waiting. As `AgentHandle.hand_over`, on this channel."""
-        channel = self.channel if channel is None else channel
-        return super().hand_over(content, author, id=id, wake=wake, channel=channel)
 
     async def close(self, *, requester: str = "host", door: Door = "api") -> None:
         """Let the turns that are asked for run, then end the agent; its slot stays.

@@ -30,7 +30,7 @@ from .core import ChildSpec, Supervisor, SupervisorSpec
 from .core.errors import ActorDeadError
 from .core.logs import Log
 from .disposal import dispose
-from .domain.drafts import read_message
+from .domain.drafts import Draft, read_message
 from .domain.errors import (
     AgentOwnedElsewhereError,
     InvalidNameError,
@@ -92,7 +92,7 @@ class EphemeralRun:
     async def run(self, content: Content, author: str) -> str:
         """See `Runtime.run_ephemeral`."""
         runtime, name = self._runtime, self.name
-        accept = read_message(runtime.clock, name, content, author, None, True, None)
+        accept = read_message(runtime.clock, name, Draft(content, author))
         await runtime._groups.own(name)
         begun = Ephemeral(started_ms=runtime.clock.now_ms())
         row = Put("ephemerals", (name,), encode(begun))

@@ -30,6 +30,7 @@ from .domain.slot_messages import (
     Accept,
     AcceptMany,
     Receipt,
+    Retract,
     RewindReceipt,
     RewindSlot,
     UndoRewind,
@@ -66,6 +67,8 @@ class AgentHandle:
         id: str | None = None,  # noqa: A002 - the word hosts use.
         wake: bool = True,
         channel: str | None = None,
+        subject: str | None = None,
+        joins: bool = True,
     ) -> Receipt:
         """Accept a message durably, with its wake.
 
@@ -82,6 +85,12 @@ class AgentHandle:
             id: At most 128 bytes. The same id with the same content is the same message.
             wake: Whether it asks for a turn.
             channel: Where an answer belongs.
+            subject: At most 128 bytes. What it is about: it takes the number and the place of this
+                author's message about the same on the same channel, if that was not read, and asks
+                for a turn where either of them did; it goes behind one that was read. The receipt's
+                `replaces` names the one whose place it took.
+            joins: Whether a live turn may hear it. One that may not waits for the turn's end, and
+                with it what is sent after it.
         Returns:
             A receipt. Its `id` is what `transcript(after=...)` and `rewind` take; its `seq` is the
             inbox's number, for ever, and not the place in the transcript.
@@ -97,7 +106,8 @@ class AgentHandle:
                 under the same `id`.
         """
         member = self._runtime._member(self.name)
-        accept = self._read(content, author, id, wake, channel)
+        draft = self._draft(content, author, id, wake, channel, subject, joins)
+        accept = read_message(self._runtime.clock, self.name, draft)
         member.check_accepts()
         sends, asked = member.parking.sends, member.slot.ask(accept)
         sends.add(asked)
@@ -106,7 +116,7 @@ class AgentHandle:
         except ActorDeadError as error:
             raise self._ended_meanwhile(error, accept.message) from error
         except InboxFullError as error:
-            error.messages = (Draft(content, author, id, wake, channel),)
+            error.messages = (draft,)
             raise
         finally:
             sends.discard(asked)
@@ -169,6 +179,8 @@ class AgentHandle:
         id: str | None = None,  # noqa: A002 - the word hosts use.
         wake: bool = True,
         channel: str | None = None,
+        subject: str | None = None,
+        joins: bool = True,
     ) -> TrioFuture[Receipt]:
         """Hand a message over without waiting: a future of what `send` returns or raises.
 
@@ -176,9 +188,9 @@ class AgentHandle:
         malformed message is refused here.
         """
         member = self._runtime._member(self.name)
-        accept = self._read(content, author, id, wake, channel)
+        draft = self._draft(content, author, id, wake, channel, subject, joins)
+        accept = read_message(self._runtime.clock, self.name, draft)
         member.check_accepts()
-        draft = Draft(content, author, id, wake, channel)
         return self._hand_over(member, accept, accept.message, (draft,), lambda receipt: receipt)
 
     def hand_over_many(self, drafts: Sequence[Draft]) -> TrioFuture[tuple[Receipt, ...]]:
@@ -228,10 +240,55 @@ class AgentHandle:
         asked.on_done(answer)
         return answered
 
-    def _read(
-        self, content: Content, author: str, id_: str | None, wake: bool, channel: str | None
-    ) -> Accept:
-        return read_message(self._runtime.clock, self.name, content, author, id_, wake, channel)
+    def _draft(
+        self,
+        content: Content,
+        author: str,
+        id_: str | None,
+        wake: bool,
+        channel: str | None,
+        subject: str | None,
+        joins: bool,
+    ) -> Draft:
+        if channel is None:
+            channel = self._channel
+        return Draft(content, author, id_, wake, channel, subject, joins)
+
+    async def retract(self, message: str | Receipt) -> Receipt:
+        """Take a message back that was not read: it is gone, with its content and its wake.
+
+        Nothing of it is ever sent to a provider. A turn that was to answer nothing else is
+        withdrawn. Idempotent.
+
+        A checkpoint. Cancelled: it may have been taken back; retract it again to make sure.
+        Durable: on return.
+
+        Args:
+            message: Its id, or its receipt.
+        Returns:
+            A receipt whose state is `retracted`; or what else became of a message that is not there
+            any more: `replaced`, `rewound`, or `dead`, and nothing was done.
+        Raises:
+            MessageReadError: It was read, or may be any instant; nothing was done.
+            UnknownMessageError: Nobody sent a message of that id; nothing was done.
+            InvalidNameError: The id is malformed; nothing was done.
+            NotStoredError: The commit failed; the message stands.
+            OwnershipLostError, AgentParkedError, RuntimeClosedError, OutcomeUnknownError: As for
+                `send`.
+        """
+        member = self._runtime._member(self.name)
+        id_ = message.id if isinstance(message, Receipt) else message
+        check_name(id_, "message", reserved=False)
+        member.check_accepts()
+        asked = member.slot.ask(Retract(id_, self._runtime.clock.now_ms()))
+        member.parking.sends.add(asked)
+        try:
+            receipt: Receipt = await asked
+        except ActorDeadError as error:
+            raise self._ended_meanwhile(error, id_) from error
+        finally:
+            member.parking.sends.discard(asked)
+        return receipt
 
     async def receipt(self, id: str) -> Receipt:  # noqa: A002 - the word hosts use.
         """What became of a message that was sent: where it is now, and why.

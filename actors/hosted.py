@@ -459,6 +459,8 @@ class HostedAgent:
         id: str | None = None,  # noqa: A002 - the word hosts use.
         wake: bool = True,
         channel: str | None = None,
+        subject: str | None = None,
+        joins: bool = True,
         block: bool = True,
     ) -> Any:
         """Accept a message durably. As `AgentHandle.send`; `block=False` gives a future.
@@ -469,7 +471,9 @@ class HostedAgent:
         self._host._check_open()
         if block:
             _refuse_on_loop("send")
-        handed = self._handle.hand_over(content, author, id=id, wake=wake, channel=channel)
+        handed = self._handle.hand_over(
+            content, author, id=id, wake=wake, channel=channel, subject=subject, joins=joins
+        )
         if block:
             return handed.get()
         return handed
@@ -510,6 +514,14 @@ class HostedAgent:
         finally:
             with suppress(RuntimeClosedError):  # Then it has ended there, too.
                 self._host._call(leave, True)
+
+    def retract(self, message: str | Receipt, *, block: bool = True) -> Any:
+        """Take a message back that was not read. As `AgentHandle.retract`."""
+
+        async def retract(runtime: Runtime) -> Receipt:
+            return await self._handle.retract(message)
+
+        return self._host._call(retract, block)
 
     def auxiliary_call(self, request: ModelRequest, *, block: bool = True) -> Any:
         """Ask the agent's provider something beside its turns. As `AgentHandle.auxiliary_call`."""

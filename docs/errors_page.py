@@ -42,7 +42,7 @@ FAMILIES = (
         ActorDeadError ActorUnavailableError MailboxFullError MessageCoalescedError AskCycleError UndeclaredAskError WouldDeadlockError
         FutureSettledError NameTakenError
         UnknownEntryError ReplaysExceededError MessageNotKeptError
-        AgentExistsError AgentOwnedElsewhereError InboxFullError BatchTooLargeError MessageConflictError
+        AgentExistsError AgentOwnedElsewhereError InboxFullError BatchTooLargeError MessageConflictError MessageReadError
         NotPermittedError
         RuntimeClosedError
         QuiescedError ResumedError

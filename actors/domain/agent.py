@@ -54,6 +54,7 @@ from .slot_messages import (
     RewindSlot,
     StartTurn,
     TurnStart,
+    TurnWithdrawn,
     UndoRewind,
     WithdrawStart,
     Woken,
@@ -178,6 +179,8 @@ class Agent(TrioActor):
             case WaitBound(model, deadline_ms, reason):
                 name = self._settings.name
                 self._tell_context(WaitRecorded(name, model, deadline_ms, reason))
+            case TurnWithdrawn():
+                self._withdrawn()
             case _StartAgain():
                 if self._view.activity == "starting":
                     self._start()
@@ -452,6 +455,15 @@ class Agent(TrioActor):
     def _tell_context(self, message: Any) -> None:
         if self._seams.context is not None:
             self._seams.context.tell(message)
+
+    def _withdrawn(self) -> None:
+        """What the held turn was to answer was taken back, and the slot has ended it."""
+        if self._view.activity == "held":
+            self._end_hold()
+            self._alarm.tell(ForgetInstant(self._settings.name))
+            self._forget_cadence()
+            # For what came since; else it rests.
+            self._start()
 
     def _rest(self) -> None:
         if self._view.activity != "held":

@@ -9,7 +9,7 @@ Runs in: the caller's task or thread.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from abeyance.actors.core.clock import Clock
@@ -43,26 +43,22 @@ class Draft:
     id: str | None = None
     wake: bool = True
     channel: str | None = None
+    subject: str | None = None
+    joins: bool = True
 
 
-def read_message(
-    clock: Clock,
-    agent: str,
-    content: Content,
-    author: str,
-    id_: str | None,
-    wake: bool,
-    channel: str | None,
-) -> Accept:
+def read_message(clock: Clock, agent: str, draft: Draft) -> Accept:
     """What a host hands in for an agent, or a refusal that names the field."""
-    check_name(author, "author")
-    if id_ is not None:
-        check_name(id_, "id", reserved=False)
-    if channel is not None:
-        check_name(channel, "channel", reserved=False)
-    if not isinstance(wake, bool):
-        raise InvalidMessageError("wake", f"must be True or False, not {type(wake).__name__}")
-    blocks = read_blocks(content)
+    author = check_name(draft.author, "author")
+    if draft.id is not None:
+        check_name(draft.id, "id", reserved=False)
+    if draft.channel is not None:
+        check_name(draft.channel, "channel", reserved=False)
+    if draft.subject is not None:
+        check_name(draft.subject, "subject", reserved=False)
+    _check_bool(draft.wake, "wake")
+    _check_bool(draft.joins, "joins")
+    blocks = read_blocks(draft.content)
     for position, block in enumerate(blocks):
         if not isinstance(block, TextBlock):
             kind = type(block).__struct_config__.tag
@@ -76,17 +72,24 @@ def read_message(
     now_ms = clock.now_ms()
     own = identity(author) == identity(agent)
     return Accept(
-        message=id_ if id_ is not None else new_message_id(now_ms),
+        message=draft.id if draft.id is not None else new_message_id(now_ms),
         body=body,
         body_crc=body_crc(body),
         author=author,
         agent=agent,
-        channel=channel,
-        wake=wake and not own,
+        channel=draft.channel,
+        wake=draft.wake and not own,
         own=own,
         at_ms=now_ms,
-        known=id_ is not None,
+        known=draft.id is not None,
+        subject=draft.subject,
+        joins=draft.joins,
     )
+
+
+def _check_bool(value: object, field: str) -> None:
+    if not isinstance(value, bool):
+        raise InvalidMessageError(field, f"must be True or False, not {type(value).__name__}")
 
 
 class Batch:
@@ -134,15 +137,9 @@ class Batch:
         if not isinstance(draft, Draft):
             kind = "a mapping" if isinstance(draft, Mapping) else type(draft).__name__
             raise InvalidMessageError("type", f"must be a Draft, not {kind}")
-        accept = read_message(
-            self._clock,
-            self._agent,
-            draft.content,
-            draft.author,
-            draft.id,
-            draft.wake,
-            self._channel if draft.channel is None else draft.channel,
-        )
+        if draft.channel is None and self._channel is not None:
+            draft = replace(draft, channel=self._channel)
+        accept = read_message(self._clock, self._agent, draft)
         earlier = self._accepts.setdefault(accept.message, accept)
         if earlier.body_crc != accept.body_crc:
             first = self._ids.index(accept.message)

@@ -114,6 +114,18 @@ class MessageConflictError(AbeyanceError):
     id: str
 
 
+class MessageReadError(AbeyanceError):
+    """A message cannot be taken back: it was read, or may be any instant. Nothing was done.
+
+    Attributes: `id`; `reading`, how far: `read` (a request that carried it was sent, or may have
+    been), `in_flight` (a live turn's request carries it), `forked` (a conversation began with it).
+    """
+
+    code = "message_read"
+    id: str
+    reading: str
+
+
 class InboxFullError(AbeyanceError):
     """The slot's inbox is at its bound. What was to be sent was not accepted and is handed back.
 

@@ -65,6 +65,32 @@ class TurnEnded(AgentEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MessageReplaced(AgentEvent):
+    """A newer message of its subject has an unread one's place; the store says so.
+
+    Attributes:
+        id: The one that is replaced.
+        by: The newer one.
+    """
+
+    kind: ClassVar[str] = "message_replaced"
+    id: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageRetracted(AgentEvent):
+    """A message was taken back before it was read; the store says so.
+
+    Attributes:
+        id: The message.
+    """
+
+    kind: ClassVar[str] = "message_retracted"
+    id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HoldBegan(AgentEvent):
     """A turn was put down; the turn's row says so.
 

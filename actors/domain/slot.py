@@ -78,11 +78,13 @@ from .slot_messages import (
     ReadOpenTurn,
     Receipt,
     RecordRound,
+    Retract,
     Rewake,
     RewindReceipt,
     RewindSlot,
     StartTurn,
     TurnStart,
+    TurnWithdrawn,
     UndoRewind,
     WithdrawStart,
     Woken,
@@ -96,6 +98,7 @@ from .slot_rewind import (
     plan_undo,
 )
 from .slot_rows import read_boundary, read_owner, read_placed
+from .slot_subjects import Retraction, plan_accept, plan_retract
 from .slot_turns import (
     Plan,
     has_done,
@@ -257,6 +260,10 @@ class Slot(TrioActor):
             case WithdrawStart(agent):
                 self._withdraw(agent)
                 return None
+            case Retract():
+                if self._reborn:
+                    self._tell_of_ended_turns()
+                return self._take_in(message)
             case Dispose() | DeferWrites():
                 return self._take_in(message)
             case {"again": "wake" | "message"}:
@@ -280,6 +287,13 @@ class Slot(TrioActor):
                 return None
             case _:
                 raise TypeError(f"a slot takes no {type(message).__name__}")
+
+    def _tell_of_ended_turns(self) -> None:
+        """A predecessor may have died between taking a message back and telling the agent whose
+        turn that ended. One that has a turn all the same asks for it and is held again."""
+        for agent in self.kept.agents:
+            if self._book.open_turn(agent) is None:
+                self._tell_withdrawn(agent, TurnWithdrawn(0))
 
     def _take_again(self, again: dict[str, Any]) -> Any:
         """What was a dead letter comes back, to the one agent of this slot."""
@@ -439,11 +453,10 @@ class Slot(TrioActor):
                     if earlier is not None:
                         # Of a batch: a barrier comes in behind it.
                         return Plan([Request(chain=chain)], 1, earlier)
-                request, entry, stored = book.accept(message, chain)
+                request, taken = plan_accept(book, message, chain)
                 if message.known:
                     self._ids[message.message] = act
-                state: Any = "stored" if stored else "accepted"
-                return Plan([request], 1, Receipt(message.message, entry, state))
+                return Plan([request], 1, taken)
             case AcceptMany():
                 return self._plan_batch(message, act)
             case StartTurn():
@@ -463,6 +476,8 @@ class Slot(TrioActor):
             case UndoRewind():
                 requests, receipt = plan_undo(book, message, chain)
                 return Plan(requests, len(requests), receipt)
+            case Retract():
+                return plan_retract(book, message, self._id_of(message.message), chain)
             case BeginFork():
                 return Plan([Request(chain=chain)], 1)
             case Rewake():
@@ -607,8 +622,12 @@ class Slot(TrioActor):
                 self._ids.pop(message.message, None)
             if message.wake:
                 self._tell_woken(message.agent, answer.seq)
+            if answer.replaces is not None:
+                self._replaced(message.agent, answer)
         elif isinstance(message, AcceptMany):
             self._accepted(message, answer)
+        elif isinstance(answer, Retraction):
+            answer = self._retracted(answer)
         elif isinstance(message, Rewake):
             self._tell_woken(message.agent, next(reversed(self._book.wakes[message.agent])))
         elif isinstance(message, CloseGap):
@@ -625,6 +644,39 @@ class Slot(TrioActor):
                 self._ids.pop(accept.message, None)
             if accept.wake:
                 self._tell_woken(accept.agent, receipt.seq)
+            if receipt.replaces is not None:
+                self._replaced(accept.agent, receipt)
+
+    def _replaced(self, agent: str, receipt: Receipt) -> None:
+        assert receipt.replaces is not None
+        self._book.gone.pop(receipt.replaces, None)
+        self.emit(events.MessageReplaced, agent=agent, id=receipt.replaces, by=receipt.id)
+
+    def _retracted(self, done: Retraction) -> Receipt:
+        self._book.gone.pop(done.receipt.id, None)
+        self.emit(events.MessageRetracted, agent=done.agent, id=done.receipt.id)
+        if done.withdrawn is not None:
+            self._tell_withdrawn(done.agent, done.withdrawn)
+        return done.receipt
+
+    def _tell_withdrawn(self, agent: str, withdrawn: TurnWithdrawn) -> None:
+        ref = self.kept.agents.get(agent)
+        if ref is not None:
+            with suppress(ActorDeadError):
+                ref.tell_internal(withdrawn)
+
+    def _id_of(self, message: str) -> MessageId | None:
+        """What is known of an id: what is stored, or on its way there."""
+        row = self._store.get("ids", (self._slot, message))
+        if row is not None:
+            known: MessageId = row.record
+            return known
+        act = self._ids.get(message)
+        if act is None:
+            return None
+        receipts = act.answer if isinstance(act.message, AcceptMany) else (act.answer,)
+        (entry,) = (receipt.seq for receipt in receipts if receipt.id == message)
+        return MessageId(entry=entry, state="inbox", body_crc=0)
 
     def _rewound(self, message: Any, receipt: RewindReceipt) -> None:
         self._prune_later()

@@ -15,10 +15,12 @@ from abeyance.storage.store import Chain, Delete, Put, Request
 from .drafts import too_large
 from .slot_book import SlotBook
 from .slot_messages import Accept, AcceptMany, Receipt
+from .slot_subjects import plan_accept
 from .slot_turns import Plan
 
 OPS_AN_ACCEPT: Final = 5
-"""Its id's guard, its id, body and place, and its wake."""
+"""Its id's guard, its id, body and place, and its wake; one with a subject may write another's id
+besides."""
 ROWS_BYTES_MAX: Final = 2_048
 """What the rows of one message take beside its body, its names as long as they may be."""
 
@@ -54,9 +56,7 @@ def plan_accepts(
     check_fits(book, fresh)
     requests = []
     for accept in fresh:
-        request, entry, stored = book.accept(accept, chain)
-        state: Any = "stored" if stored else "accepted"
-        receipts[accept.message] = Receipt(accept.message, entry, state)
+        request, receipts[accept.message] = plan_accept(book, accept, chain)
         requests.append(request)
     answer = tuple(receipts.values())
     if requests:
@@ -71,7 +71,9 @@ def check_fits(book: SlotBook, accepts: tuple[Accept, ...]) -> None:
         return
     count, size = len(accepts), sum(len(accept.body.body) for accept in accepts)
     limits = book.store.limits
-    ops = 1 + sum(OPS_AN_ACCEPT - (not accept.wake) for accept in accepts)
+    ops = 1 + sum(
+        OPS_AN_ACCEPT - (not accept.wake) + (accept.subject is not None) for accept in accepts
+    )
     if ops > limits.ops_max:
         raise too_large("operations", ops, limits.ops_max, count)
     payload = size + count * ROWS_BYTES_MAX

@@ -18,12 +18,15 @@ Invariants:
     I6  What refuses to be planned (an error of this package) leaves the mirror as it was.
     I7  While `is_deferring`, the slot takes a live turn's own rows and nothing else; only an agent
         that ends for good lands what is left for it.
+    I8  `unread` are the messages from hosts that are in the slot and were not read, those that a
+        rewind cut off included; `subjects` names, of those and the inbox, the newest of each
+        subject, and may name one that is gone.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 from msgspec.structs import replace
 
@@ -44,9 +47,10 @@ from abeyance.storage.tables.slots import (
 )
 
 from .errors import InboxFullError
+from .ingress import identity
 from .mode import read_mode
 from .slot_messages import Accept, Rewake
-from .slot_reading import Reading, joined, read_forked, reading
+from .slot_reading import EVERY_PLACE, Reading, covers, joined, read_forked, reading
 from .slot_rows import read_rows, spans
 
 INBOX_ROWS_MAX: Final = 10_000
@@ -57,6 +61,9 @@ OPS_A_MESSAGE: Final = 4
 """Moving one message: out of the inbox, into the slot, its id row, its wake."""
 PAYLOAD_RESERVE: Final = 256 * 1024
 """Bytes of a request kept free for what is not the content of a message."""
+
+Subject: TypeAlias = tuple[str | None, str, str | None, str | None]
+"""Agent (None: the slot's own), author, channel, subject."""
 
 _FREE: Final = Lease(token=0, entry_next=1, seq_next=1, request_next=1)
 
@@ -120,8 +127,14 @@ class SlotBook:
         self.forked = read_forked(store, slot)
         self.is_deferring = read_mode(store).is_quiesced
         """Nothing moves from the inbox into the slot, and messages go to the inbox (I7)."""
+        self.unread: dict[int, tuple[int, Entry | Inboxed]] = {}
+        """By entry: its place, and its row as it is there or as it was in the inbox."""
+        self.subjects: dict[Subject, int] = {}
+        self.gone: dict[str, tuple[int, Literal["replaced", "retracted"]]] = {}
+        """Messages that what is on its way takes out."""
         self._settle_numbers()
         self._settle_ranges()
+        self._settle_unread()
 
     def _settle_numbers(self) -> None:
         """The next numbers are the larger of the lease's and the last rows' (I3)."""
@@ -154,6 +167,32 @@ class SlotBook:
                     self.carries(seq, seq)
                 else:
                     self._skips(seq)
+
+    def _settle_unread(self) -> None:
+        """The rows that hosts sent and no request carried that was sent (I6)."""
+        slot, after = self.slot, self.forked
+        for first, last in (*self.lease.read, (EVERY_PLACE, EVERY_PLACE)):
+            if first > after + 1:
+                for key, row in read_rows(self.store, "slots", (slot,), after=(slot, after)):
+                    seq = int(key[-1])
+                    if seq >= first:
+                        break
+                    if row.turn is None and row.origin is None:
+                        self.remember(row.entry, row)
+                        self.unread[row.entry] = (seq, row)
+            after = max(after, last)
+        for entry, waiting in self.inbox.items():
+            self.remember(entry, waiting)
+
+    def remember(self, entry: int, row: Entry | Inboxed) -> None:
+        """Have a later message of this one's subject find it."""
+        if row.subject is not None:
+            self.subjects[self.subject_of(row)] = entry
+
+    def subject_of(self, row: Accept | Entry | Inboxed) -> Subject:
+        """What a newer message must have in common with an older one to take its place."""
+        agent = None if row.agent == self.slot else row.agent
+        return agent, identity(row.author), row.channel, row.subject
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -227,12 +266,12 @@ class SlotBook:
             self.attach(agent)
         slot, entry = self.slot, self._entry_next
         place, name = (slot, entry), (slot, message)
-        row = _inboxed(accept)
+        row = inboxed(accept)
         if into_slot:
-            landed = Put("slots", (slot, self._seq_next), encode(_placed(entry, row)))
+            landed = Put("slots", (slot, self._seq_next), encode(self.placed(entry, row)))
         else:
             landed = Put("inbox", place, encode(row))
-        identity = MessageId(
+        known = MessageId(
             entry=entry,
             state="slot" if into_slot else "inbox",
             seq=self._seq_next if into_slot else None,
@@ -240,7 +279,7 @@ class SlotBook:
         )
         # Rows of one key side by side: the store encodes a key once where it follows itself.
         puts: tuple[Put, ...] = (
-            Put("ids", name, encode(identity)),
+            Put("ids", name, encode(known)),
             Put("bodies", place, accept.body),
             landed,
         )
@@ -262,6 +301,9 @@ class SlotBook:
         else:
             seq = self._take_seq()
             self.carries(seq, seq)
+            self.unread[entry] = (seq, row)
+        if accept.subject is not None:
+            self.remember(entry, row)
         if wake is not None:
             self.wakes[agent][entry] = wake
         guards = (self.owner, Guard("ids", name, 0))
@@ -319,7 +361,19 @@ class SlotBook:
             return
         if not (self.is_leased or self.inbox or self.is_deferring):
             return
-        raise InboxFullError(
+        raise self._full(count, size)
+
+    def check_replaces(self, older: Inboxed, size: int) -> None:
+        """Refuse content that the inbox has no room for in the place of an older message.
+
+        Raises:
+            InboxFullError: Nothing is planned.
+        """
+        if self.inbox_bytes - older.body_bytes + size > INBOX_BYTES_MAX:
+            raise self._full(1, size)
+
+    def _full(self, count: int, size: int) -> InboxFullError:
+        return InboxFullError(
             f"the inbox of {self.slot!r} has no room for {count} more ({len(self.inbox)} of "
             f"{INBOX_ROWS_MAX} messages, {self.inbox_bytes} and {size} more of {INBOX_BYTES_MAX} "
             "bytes); nothing was accepted, and what was to be sent is handed back; send it again "
@@ -390,8 +444,9 @@ class SlotBook:
             self.inbox_bytes -= row.body_bytes
             seq = self._take_seq()
             self.carries(seq, seq)
+            self.unread[entry] = (seq, row)
             draft.deletes.append(Delete("inbox", (self.slot, entry)))
-            draft.put("slots", (self.slot, seq), _placed(entry, row))
+            draft.put("slots", (self.slot, seq), self.placed(entry, row))
             identity = MessageId(entry=entry, state="slot", seq=seq, body_crc=row.body_crc)
             draft.put("ids", (self.slot, row.message), identity)
 
@@ -451,6 +506,30 @@ class SlotBook:
         self.carried = replace(carried, sent=sent)
         draft.put("carried", (self.slot, self.lease.request_next - 1), self.carried)
         self.write_lease(draft, read=joined(self.lease.read, carried.rows))
+        for entry, (seq, row) in list(self.unread.items()):
+            if covers(carried.rows, seq):
+                del self.unread[entry]
+                if row.subject is not None:
+                    self.forget_subject(entry, row)
+
+    def forget_subject(self, entry: int, row: Entry | Inboxed) -> None:
+        """Have no later message find it."""
+        subject = self.subject_of(row)
+        if self.subjects.get(subject) == entry:
+            del self.subjects[subject]
+
+    def placed(self, entry: int, row: Inboxed) -> Entry:
+        """A row of the inbox as the slot has it."""
+        return Entry(
+            entry=entry,
+            message=row.message,
+            author=row.author,
+            agent=None if row.agent == self.slot else row.agent,
+            role="assistant" if row.own else "user",
+            channel=row.channel,
+            subject=row.subject,
+            at_ms=row.accepted_ms,
+        )
 
     # -- parts of a request ------------------------------------------------------------------
 
@@ -489,27 +568,19 @@ class SlotBook:
         )
 
 
-def _inboxed(accept: Accept) -> Inboxed:
+def inboxed(accept: Accept) -> Inboxed:
+    """An accepted message as the inbox has it."""
     return Inboxed(
         message=accept.message,
         author=accept.author,
         agent=accept.agent,
         channel=accept.channel,
+        subject=accept.subject,
         wake=accept.wake,
-        injectable=not accept.own,
+        injectable=accept.joins and not accept.own,
+        joins=accept.joins,
         own=accept.own,
         body_crc=accept.body_crc,
         body_bytes=len(accept.body.body),
         accepted_ms=accept.at_ms,
-    )
-
-
-def _placed(entry: int, row: Inboxed) -> Entry:
-    return Entry(
-        entry=entry,
-        message=row.message,
-        author=row.author,
-        role="assistant" if row.own else "user",
-        channel=row.channel,
-        at_ms=row.accepted_ms,
     )

@@ -31,9 +31,10 @@ UNKNOWN: Final = "?"
 """In place of what a row that cannot be read would say."""
 READ_SLICE: Final = 64
 """Rows that are read before the loop gets a turn."""
-FINAL_STATES: Final = frozenset({"stored", "dead", "rewound"})
+FINAL_STATES: Final = frozenset({"stored", "dead", "rewound", "replaced", "retracted"})
 """States that `follow` ends with."""
-_STATES: Final = {"inbox": "accepted", "slot": "stored", "dead": "dead", "rewound": "rewound"}
+_STATES: Final = {"inbox": "accepted", "slot": "stored"}
+"""What senders are told where a message is; whatever else became of it is told as it is stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +49,12 @@ class InboxRow:
         channel: Where an answer belongs, or None.
         state: `accepted`, or `held`: then it cannot join the live turn, and waits for its end.
         cause: Why it waits. `turn`: a turn lives, and it joins at the next tool boundary.
-            `own`: it is named as the agent itself. `tools`: it carries tool blocks. `behind`: it
-            stands behind one of these. `no_injections`: the provider's adapter carries nothing
-            into a live turn. `quiesced`: the host is, and it lands when that ends. `start`: no
-            turn lives, and it lands as the agent starts or goes on.
-            `unreadable`: its row cannot be read, and says nothing else; the agent cannot be added.
+            `own`: it is named as the agent itself. `tools`: it carries tool blocks. `kept`: it was
+            sent so as not to join. `behind`: it stands behind one of these. `no_injections`: the
+            provider's adapter carries nothing into a live turn. `quiesced`: the host is, and it
+            lands when that ends. `start`: no turn lives, and it lands as the agent starts or goes
+            on. `unreadable`: its row cannot be read, and says nothing else; the agent cannot be
+            added.
         behind: The id of the message it stands behind, where that is the cause; else None.
         wake: Whether it asks for a turn.
         size: The bytes its content takes.
@@ -117,7 +119,7 @@ def _told(
     elif turn is None:
         state, cause = "accepted", "start"
     elif not row.injectable:
-        cause = "own" if row.own else "tools"
+        cause = "own" if row.own else "tools" if row.joins else "kept"
     elif held is not None:
         cause, behind = "behind", held.message
     elif turn.injects is False:
@@ -211,10 +213,10 @@ def listed(
 
 def receipt_of(message: str, known: MessageId, is_cut: Callable[[int], bool]) -> Receipt:
     """A stored message's receipt as it is now."""
-    state: Any = _STATES[known.state]
+    state: Any = _STATES.get(known.state, known.state)
     if known.seq is not None and is_cut(known.seq):
         state = "rewound"
-    return Receipt(message, known.entry, state, known.cause)
+    return Receipt(message, known.entry, state, known.cause, by=known.by)
 
 
 def _is_cut(store: Store, slot: str, seq: int) -> bool:

@@ -26,6 +26,9 @@ class Accept(msgspec.Struct, frozen=True, gc=False):
     at_ms: int
     known: bool
     """The id came from the caller: it may have been used before."""
+    subject: str | None = None
+    joins: bool = True
+    """Whether it may join a live turn; one that is `own` never does."""
 
     @property
     def act_id(self) -> str | None:
@@ -59,12 +62,30 @@ class Receipt(NamedTuple):
     seq: int
     """The inbox's number of the message, its own for ever: `TranscriptMessage.entry`. It is not
     its place in the transcript, `TranscriptMessage.seq`, which is known once it is there."""
-    state: Literal["accepted", "held", "stored", "dead", "rewound"]
+    state: Literal["accepted", "held", "stored", "dead", "rewound", "replaced", "retracted"]
     """`accepted`: in the inbox, waiting for a boundary or a turn's end. `held`: the same, and it
     cannot join the live turn; `send` does not tell the two apart. `stored`: in the slot. `dead`: a
-    dead letter. `rewound`: an operator's rewind took it out of the slot."""
+    dead letter. `rewound`: an operator's rewind took it out of the slot. `replaced`: a newer
+    message of its subject has its number and its place. `retracted`: it was taken back."""
     cause: str | None = None
     """Why it waits, as `InboxRow.cause`, or why it is dead; None where there is nothing to say."""
+    replaces: str | None = None
+    """The message whose place this one took, in what `send` returns; a retry is not told."""
+    by: str | None = None
+    """The message that replaced it."""
+
+
+class Retract(NamedTuple):
+    """Ask: take back a message that was not read. Answers a `Receipt`."""
+
+    message: str
+    at_ms: int
+
+
+class TurnWithdrawn(NamedTuple):
+    """Told to an agent when all that its held turn was to answer was taken back: it has ended."""
+
+    turn: int
 
 
 class StartTurn(NamedTuple):

@@ -187,6 +187,7 @@ def _prune(book: SlotBook, place: int, cut: Cut, chain: Chain) -> Request:
     for seq, row in found:
         draft.deletes.append(Delete("slots", (slot, seq)))
         if isinstance(row, Row):
+            book.unread.pop(row.record.entry, None)
             _forget(draft, store, slot, row.record)
         # A row that cannot be read goes, too; which content was its own nobody knows any more.
     cuts = list(book.lease.cuts)

@@ -216,16 +216,17 @@ def _read(store: Store, slot: str, agent: str) -> _Slot:
     lease = store.get("leases", (slot,))
     cuts = () if lease is None else lease.record.cuts
     view = _View(store, slot, agent)
-    said, places, accepted, markers = view.begins, [], [], set()
+    said, places, accepted, silent, there = view.begins, [], [], set(), set()
     for key, found in store.scan("slots", (slot,)):
         place = int(key[-1])
+        there.add(place)
         if any(cut.first <= place <= cut.last for cut in cuts):
             continue
         row = _record(found)
         if row.turn is None and row.origin is None and row.role != "marker":
             accepted.append(row.entry)
         if row.role == "marker":
-            markers.add(place)
+            silent.add(place)
             continue
         places.append(place)
         if view.last is not None and place <= view.last:
@@ -240,9 +241,9 @@ def _read(store: Store, slot: str, agent: str) -> _Slot:
     waiting = tuple(int(key[-1]) for key, _ in _rows(store, "inbox", slot))
     carried: tuple[int, ...] = ()
     for _, record in _rows(store, "carried", slot):
-        # A range may span markers, which no request carries.
+        # A range may span markers, which no request carries, and places whose rows are gone.
         ranges = (range(first, last + 1) for first, last in record.rows)
-        carried = tuple(n for part in ranges for n in part if n not in markers)
+        carried = tuple(n for part in ranges for n in part if n in there - silent)
     return _Slot(tuple(said), tuple(places), tuple(accepted), waiting, carried, view.last)
 
 

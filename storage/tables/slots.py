@@ -27,14 +27,17 @@ class MessageId(Record, frozen=True, kw_only=True):
 
     KIND = "message_id"
     entry: Seq
-    state: Literal["inbox", "slot", "dead", "rewound"]
-    """`rewound`: a rewind took it out of the slot, and its content is gone."""
+    state: Literal["inbox", "slot", "dead", "rewound", "replaced", "retracted"]
+    """`rewound`: a rewind took it out of the slot, and its content is gone. `replaced`: a newer
+    message of its subject has its number, and its place. `retracted`: it was taken back."""
     seq: Seq | None = None
     """Its place in the slot, when it is there."""
     body_crc: Seq
     """Tells a retry from another message under the same id."""
     cause: Reason | None = None
     """Why it is `dead`."""
+    by: Name | None = None
+    """The message that replaced it."""
 
 
 class Inboxed(Record, frozen=True, kw_only=True):
@@ -45,9 +48,14 @@ class Inboxed(Record, frozen=True, kw_only=True):
     author: Name
     agent: Name
     channel: Name | None = None
+    subject: Name | None = None
+    """A newer message of this author, channel and subject takes its place until it is read."""
     wake: bool
     injectable: bool
-    """False: carries tool blocks or is named as the agent; it waits for the turn's end."""
+    """False: carries tool blocks, is named as the agent, or was sent so; it waits for the turn's
+    end."""
+    joins: bool = True
+    """False: whoever sent it said that it may not join a live turn."""
     own: bool
     """Named as the agent itself: it renders as the agent's words."""
     body_crc: Seq
@@ -62,9 +70,12 @@ class Entry(Record, frozen=True, kw_only=True):
     entry: Seq
     message: Name
     author: Name
+    agent: Name | None = None
+    """Whom it was sent to, where that is not the agent whose slot it is."""
     role: Literal["user", "assistant", "results", "marker"]
     """`results` are tool results; a `marker` is for readers and is never sent to a provider."""
     channel: Name | None = None
+    subject: Name | None = None
     turn: Seq | None = None
     round: Seq | None = None
     at_ms: Instant

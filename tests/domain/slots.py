@@ -12,11 +12,14 @@ from abeyance.actors.domain.slot_messages import (
     CloseGap,
     EndTurn,
     HoldTurn,
+    Receipt,
     RecordRound,
+    Retract,
     StartTurn,
     TurnStart,
 )
 from abeyance.actors.domain.slot_rows import read_owner, read_placed
+from abeyance.actors.domain.slot_subjects import plan_accept, plan_retract
 from abeyance.actors.domain.slot_turns import (
     Plan,
     plan_boundary,
@@ -60,19 +63,25 @@ def accept(
     own: bool = False,
     wake: bool | None = None,
     known: str | None = None,
+    subject: str | None = None,
+    author: str = "user",
+    channel: str | None = None,
+    joins: bool = True,
 ) -> Accept:
     body = encode_body(text(words))
     return Accept(
         message=known if known is not None else f"m{next(_serial)}",
         body=body,
         body_crc=body_crc(body),
-        author=agent if own else "user",
+        author=agent if own else author,
         agent=agent,
-        channel=None,
+        channel=channel,
         wake=(not own) if wake is None else wake,
         own=own,
         at_ms=AT,
         known=known is not None,
+        subject=subject,
+        joins=joins,
     )
 
 
@@ -154,9 +163,10 @@ def numbers(ranges: Any) -> list[int]:
 
 
 def places(store: Store, ranges: Any) -> list[int]:
-    """The places in the ranges that requests carry: a range may span markers, which none does."""
-    markers = [key[1] for key, row in rows(store, "slots", (SLOT,)).items() if row.role == "marker"]
-    return [number for number in numbers(ranges) if number not in markers]
+    """The places in the ranges that requests carry: a range may span markers, which none does, and
+    places whose rows are gone."""
+    carried = {key[1] for key, row in rows(store, "slots", (SLOT,)).items() if row.role != "marker"}
+    return [number for number in numbers(ranges) if number in carried]
 
 
 def load(store: Store, *agents: str) -> SlotBook:
@@ -175,11 +185,11 @@ def check(store: Store) -> None:
     gap = None if lease is None else lease.gap
     cuts = () if lease is None else lease.cuts
 
-    # What a rewind took out is a message no more.
+    # What was taken out is a message no more.
     ids = {
         key: identity
         for key, identity in ids.items()
-        if identity.state != "rewound"
+        if identity.state in ("inbox", "slot")
         and not any(cut.first <= (identity.seq or 0) <= cut.last for cut in cuts)
     }
     # A message is in one place, and its id row says which.
@@ -288,6 +298,14 @@ class BookDesk:
         assert mine.wakes == read.wakes
         assert places(self.store, mine.ranges) == places(self.store, read.ranges)
         assert mine.carried == read.carried
+        assert {entry: (seq, row.message) for entry, (seq, row) in mine.unread.items()} == {
+            entry: (seq, row.message) for entry, (seq, row) in read.unread.items()
+        }
+        there = {*read.inbox, *read.unread}
+        assert {about: entry for about, entry in mine.subjects.items() if entry in there} == {
+            about: entry for about, entry in read.subjects.items() if entry in there
+        }
+        mine.gone.clear()
         assert {agent: head for agent, head in mine.heads.items() if head.counter} == {
             agent: head for agent, head in read.heads.items() if head.counter
         }
@@ -300,6 +318,17 @@ class BookDesk:
         request, entry, stored = self.book.accept(accept(words, **how), self.chain)
         self.commit([request], prefixes=False)
         return entry, stored
+
+    def send(self, words: str, **how: Any) -> Receipt:
+        """Accept as the slot actor does: in the place of an older message where it may."""
+        request, receipt = plan_accept(self.book, accept(words, **how), self.chain)
+        self.commit([request], prefixes=False)
+        return receipt
+
+    def retract(self, id_: str) -> Any:
+        known = rows(self.store, "ids", (SLOT,)).get((SLOT, id_))
+        plan = plan_retract(self.book, Retract(id_, AT), known, self.chain)
+        return self.run(plan)
 
     def fill(self, count: int, **how: Any) -> list[int]:
         """Accept many, without looking at each."""

@@ -160,6 +160,7 @@ def test_joining_and_counting_as_on_its_way_are_one_request() -> None:
     assert readings(desk)[-1] == "in_flight"
 
 
+@pytest.mark.behaviour("D-078")
 def test_what_a_conversation_began_with_counts_as_read() -> None:
     desk = BookDesk()
     desk.accept("a", wake=False)

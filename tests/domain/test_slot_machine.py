@@ -10,10 +10,16 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from abeyance.actors.domain.errors import InvalidInputError, LeaseLostError, RewindRefusedError
+from abeyance.actors.domain.errors import (
+    InvalidInputError,
+    LeaseLostError,
+    MessageReadError,
+    RewindRefusedError,
+)
 from abeyance.actors.domain.slot_messages import (
     NothingToDo,
     Receipt,
+    Retract,
     RewindSlot,
     TurnStart,
     UndoRewind,
@@ -40,6 +46,7 @@ from .test_slot_actor import Room, open_room
 OPERATIONS = (
     *("accept", "accept", "burst", "own", "again", "start", "start", "round", "round"),
     *("boundary", "boundary", "reply", "hold", "end", "stop", "late", "kill", "crash", "refuse"),
+    *("about", "about", "retract", "unsent", "rewind", "undo"),
 )
 Step = tuple[str, int]
 NOW_MS = WallClock().now_ms()
@@ -65,6 +72,14 @@ class Model:
         self.places: list[int] = []
         self.seq_next = 1
         self.rewinds: list[tuple[int, list[str], list[int]]] = []
+        self.read: set[int] = set()
+        """Places that were read."""
+        self.answers: set[str] = set()
+        """What the open turn is to answer."""
+        self.about: dict[str, str] = {}
+        """The newest message of each subject."""
+        self.gone: set[int] = set()
+        """Places whose rows were taken back."""
 
     def put(self, row: str) -> None:
         self.transcript.append(row)
@@ -94,6 +109,61 @@ class Model:
 
     def sent(self, sent: bool | None = True) -> None:
         self.carried[-1] = (*self.carried[-1][:3], sent)
+        self.read |= set(self.carried[-1][2])
+
+    def place_of(self, words: str) -> int | None:
+        """Where a message is in the transcript, or was before a rewind."""
+        cut = [
+            (row, place)
+            for _, rows_, places_ in self.rewinds
+            for row, place in zip(rows_, places_, strict=True)
+        ]
+        for row, place in (*zip(self.transcript, self.places, strict=True), *cut):
+            if row.partition(": ")[2] == words:
+                return place
+        return None
+
+    def in_inbox(self, words: str) -> bool:
+        return any(words == each for each, _ in self.inbox)
+
+    def is_unread(self, words: str) -> bool:
+        """Whether it may be taken out."""
+        place = self.place_of(words)
+        if place is None:
+            return self.in_inbox(words)
+        in_flight = self.state == "running" and place in self.carried[-1][2]
+        return place not in self.read and not in_flight
+
+    def replace(self, older: str, newer: str) -> None:
+        if self.in_inbox(older):
+            self.inbox = [(newer if older == each else each, own) for each, own in self.inbox]
+        else:
+            self.transcript[self.places.index(self.place_of(older) or 0)] = f"user: {newer}"
+        self.entries[newer] = self.entries.pop(older)
+        if older in self.answers:
+            self.answers = self.answers - {older} | {newer}
+        else:
+            self.wakes = self.wakes - {older} | {newer}
+
+    def retract(self, words: str) -> None:
+        place = self.place_of(words)
+        self.inbox = [(each, own) for each, own in self.inbox if each != words]
+        if place is not None:
+            self.gone.add(place)
+            for transcript, places_ in (
+                (self.transcript, self.places),
+                *((r, p) for _, r, p in self.rewinds),
+            ):
+                if place in places_:
+                    at = places_.index(place)
+                    del transcript[at], places_[at]
+        del self.entries[words]
+        self.wakes.discard(words)
+        if words in self.answers:
+            self.answers.discard(words)
+            # What a stop gave back stands for whatever its turn was to answer.
+            if not self.answers and not self.wakes and not self.given_back and self.round == 0:
+                self.state = "none"
 
     def accept(self, words: str, own: bool) -> str:
         if not own:
@@ -126,6 +196,7 @@ class Model:
             self.turns += 1
             self.round = 0
         self.drain()
+        self.answers |= self.wakes | ({"given back"} if self.given_back else set())
         self.wakes.clear()
         self.given_back = 0
         self.state, self.attempts = "running", 1
@@ -150,13 +221,17 @@ class Model:
         self.place_results()
         while self.injects and self.inbox and not self.inbox[0][1]:
             words, own = self.inbox.pop(0)
-            self.wakes.discard(words)
+            if words in self.wakes:
+                self.wakes.discard(words)
+                self.answers.add(words)
             self.land(words, own)
         self.carry()
         return self.transcript[before:]
 
     def over(self, state: str) -> None:
         self.state = state
+        if state == "none":
+            self.answers.clear()
         self.drain()
 
     def end(self, give_back: bool) -> None:
@@ -196,6 +271,52 @@ class Life:
     async def do_own(self, number: int) -> None:
         await self._accept(own=True, known=bool(number % 2))
 
+    async def do_about(self, number: int) -> None:
+        """A message of a subject that earlier ones may be of."""
+        self.serial += 1
+        words, subject, model = f"w{self.serial}", f"s{number % 2}", self.model
+        older = model.about.get(subject)
+        is_cut = older is not None and any(
+            f"user: {older}" in transcript for _, transcript, _ in model.rewinds
+        )
+        receipt = await self.room.slot.ask(accept(words, subject=subject, known=words))
+        if older is not None and model.is_unread(older) and not is_cut:
+            model.replace(older, words)
+            assert (receipt.replaces, receipt.seq) == (older, model.entries[words])
+        else:
+            assert receipt.state == model.accept(words, False)
+            model.entries[words] = receipt.seq
+        model.about[subject] = words
+
+    async def do_retract(self, number: int) -> None:
+        model = self.model
+        if not model.entries:
+            return
+        words = sorted(model.entries)[-1 - number % len(model.entries)]
+        ids = {
+            row.entry: key[1]
+            for key, row in rows(self.room.store, "ids", (SLOT,)).items()
+            if row.state in ("inbox", "slot")
+        }
+        retract = Retract(ids[model.entries[words]], NOW_MS)
+        if model.is_unread(words):
+            receipt = await self.room.slot.ask(retract)
+            assert (receipt.state, receipt.seq) == ("retracted", model.entries[words])
+            model.retract(words)
+            model.about = {about: each for about, each in model.about.items() if each != words}
+        else:
+            with pytest.raises(MessageReadError):
+                await self.room.slot.ask(retract)
+
+    async def do_unsent(self, number: int) -> None:
+        """A hold before the request left."""
+        if self.turn is None:
+            return
+        allowed = self._running and not self.model.gap
+        await self._refused_or(allowed, hold(self.turn, sent=False))
+        if allowed:
+            self.model.over("held")
+
     async def do_burst(self, number: int) -> None:
         asked = {}
         for _ in range(number + 1):
@@ -210,7 +331,11 @@ class Life:
         if not self.model.entries:
             return
         words = sorted(self.model.entries)[number % len(self.model.entries)]
-        ids = {row.entry: key[1] for key, row in rows(self.room.store, "ids", (SLOT,)).items()}
+        ids = {
+            row.entry: key[1]
+            for key, row in rows(self.room.store, "ids", (SLOT,)).items()
+            if row.state in ("inbox", "slot")
+        }
         known = ids[self.model.entries[words]]
         receipt = await self.room.slot.ask(accept(words, known=known))
         inboxed = any(words == each for each, _ in self.model.inbox)
@@ -351,7 +476,10 @@ class Life:
         assert [
             (row.turn, row.round, places(store, row.rows), row.sent)
             for row in rows(store, "carried", (SLOT,)).values()
-        ] == model.carried
+        ] == [
+            (turn, round_, [place for place in carried if place not in model.gone], sent)
+            for turn, round_, carried, sent in model.carried
+        ]
         check(store)
 
 
