@@ -39,6 +39,7 @@ from abeyance.storage.store import (
     Put,
     Refused,
     Request,
+    Row,
     Store,
 )
 from abeyance.storage.tables.fields import INSTANT_MS_MAX
@@ -404,7 +405,7 @@ class Alerts(TrioActor):
                     post.unstored.remove(alert)
             for key, number in self._owed_to(post):
                 if key not in post.taken:
-                    found = self._read(number)
+                    found = self._find(key) if number is None else self._read(number)
                     if found is not None:
                         await self._give(sink, post, found)
                     post.taken.add(key)
@@ -427,13 +428,24 @@ class Alerts(TrioActor):
         post.owed = len(found)
         return sorted(found, key=lambda each: each[1] or (0,))
 
-    def _read(self, key: Key | None) -> Alert | None:
+    def _read(self, key: Key) -> Alert | None:
         try:
-            row = None if key is None else self._store.get("alerts", key)
+            row = self._store.get("alerts", key)
         except StorageError as error:
             _logger.error("an alert that is owed cannot be read: %s", type(error).__name__)
             return None
-        return None if row is None or key is None else alert_of(key, row)
+        return None if row is None else alert_of(key, row)
+
+    def _find(self, owed: Key) -> Alert | None:
+        """The alert of a row that cannot be read: its key has the episode, and one raised it."""
+        try:
+            for key, row in self._store.scan("alerts", limit=OWED_MAX, reverse=True):
+                if isinstance(row, Row) and row.record.episode == owed[-1]:
+                    return alert_of(key, row)
+        except StorageError:
+            pass
+        _logger.error("which alert is owed to %s cannot be read; it is in the store", owed[0])
+        return None
 
     async def _give(self, sink: AlertSink, post: _Post, alert: Alert) -> None:
         for pause_s in (*PAUSES_S, None):

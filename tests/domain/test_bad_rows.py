@@ -7,10 +7,8 @@ and a value of the wrong shape whose checksum is right.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import trio
 from trio.testing import MockClock
@@ -20,43 +18,11 @@ from abeyance.actors.core.errors import OutcomeUnknownError
 from abeyance.actors.domain.errors import AgentParkedError
 from abeyance.actors.domain.slot import Slot
 from abeyance.actors.testing import call_tool, fail, reply
-from abeyance.storage import codec
-from abeyance.storage.check import check
 from abeyance.storage.errors import UnreadableRecordError
-from abeyance.storage.keys import encode_key
-from abeyance.storage.lmdb_store import LmdbStore
-from abeyance.storage.store import Value
 from abeyance.storage.tables import TABLES
 
+from .damage import DAMAGES, damage
 from .world import World, shown, tool
-
-DAMAGES = ("a flipped bit", "cut short", "another shape")
-
-
-def damage(directory: Path, clock: Any, table: str, key: tuple[Any, ...], how: str) -> None:
-    """Write what a fault would leave over one row, past the codec."""
-    store = LmdbStore.open(directory, clock_ms=clock.now_ms)
-    try:
-        environment, encoded = store._environment, encode_key(TABLES[table].key, key)
-        raw = environment.get(table, encoded)
-        assert raw is not None
-        match how:
-            case "a flipped bit":
-                bad = raw[:-1] + bytes([raw[-1] ^ 1])
-            case "cut short":
-                bad = raw[: len(raw) // 2]
-            case _:
-                kind = TABLES[table].kinds[0]
-                body = msgspec.msgpack.encode({"nobody": "knows this field"})
-                value = Value(kind.KIND, kind.VERSION, body, codec.checksum(body))
-                bad = codec.frame(table, encoded, codec.read_counter(table, encoded, raw), value)
-        with environment._env.begin(write=True) as transaction:  # type: ignore[union-attr]
-            transaction.put(encoded, bad, db=environment.tables[table])
-        # It is found, by name, and it is the only finding.
-        ((found, named),) = [(each.table, each.key) for each in check(store).findings]
-        assert (found, named) == (table, key)
-    finally:
-        store.close()
 
 
 async def held(world: World) -> None:
