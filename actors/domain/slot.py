@@ -36,6 +36,7 @@ from abeyance.actors.core import (
     TrioActor,
 )
 from abeyance.actors.core.errors import OutcomeUnknownError
+from abeyance.actors.core.logs import Log
 from abeyance.storage.errors import StorageError
 from abeyance.storage.store import (
     Chain,
@@ -89,6 +90,7 @@ from .slot_messages import (
     WithdrawStart,
     Woken,
 )
+from .slot_poison import REFUSALS_MAX, culprit, named, plan_give_up
 from .slot_rewind import (
     check_rewind,
     find_act,
@@ -109,6 +111,8 @@ from .slot_turns import (
     plan_start,
 )
 from .slot_view import SlotView
+
+_logger = Log(__name__)
 
 HAND_OVER_MAX: Final = 64
 """Requests handed to the journal in one message: as many as it answers before the loop gets a
@@ -165,6 +169,8 @@ class SlotKept:
         self.granted: dict[str, TurnStart] = {}
         self.forked = 0
         """The last place that a conversation may have begun with, whether or not it did yet."""
+        self.refusals: dict[int, int] = {}
+        """How often a message in the inbox was refused by name."""
         self.ended = False
         """Its agent was disposed of; what is sent to it now would wait for nobody."""
 
@@ -544,14 +550,13 @@ class Slot(TrioActor):
             planned, self._planned = self._planned, []
             for at in range(0, len(planned), HAND_OVER_MAX):
                 part = planned[at : at + HAND_OVER_MAX]
-                acts = [act for _, act in part]
                 requests = Requests([request for request, _ in part])
-                self.ask(self._journal, requests, tag=(self._chain.epoch, acts))
+                self.ask(self._journal, requests, tag=(self._chain.epoch, part))
 
     # -- outcomes ----------------------------------------------------------------------------
 
     def on_answer(self, answer: Answer) -> None:
-        epoch, acts = answer.tag
+        epoch, part = answer.tag
         if epoch != self._chain.epoch:
             # Planned on a state that is no more; its acts were planned again already.
             return
@@ -559,9 +564,9 @@ class Slot(TrioActor):
         # next one's barrier finds out.
         outcomes: tuple[Outcome, ...] = answer.unwrap()
         self._view.stir()
-        for place, (act, outcome) in enumerate(zip(acts, outcomes, strict=True)):
+        for place, ((_, act), outcome) in enumerate(zip(part, outcomes, strict=True)):
             if not isinstance(outcome, Committed):
-                self._plan_anew(outcome, acts[place:], outcomes[place:])
+                self._plan_anew(outcome, part[place:], outcomes[place:])
                 return
             if act is not None:
                 act.due -= 1
@@ -572,7 +577,7 @@ class Slot(TrioActor):
     def _plan_anew(
         self,
         outcome: Refused | NotStored,
-        behind: list[_Act | None],
+        behind: list[tuple[Request, _Act | None]],
         outcomes: tuple[Outcome, ...],
     ) -> None:
         """Read the book again, and plan every act that is not answered again, in order."""
@@ -583,15 +588,19 @@ class Slot(TrioActor):
         self._read_book()
         failed = {
             act: error
-            for act, error in zip(behind, outcomes, strict=True)
+            for (_, act), error in zip(behind, outcomes, strict=True)
             if isinstance(error, NotStored)
         }
+        first, refused = behind[0]
+        if isinstance(outcome, NotStored) and self._blame(first, outcome.error):
+            # Not the act's fault, nor that of those that were not tried for it.
+            failed = {}
         for act in (*acts, *starts):
             if self._lost is not None:
                 act.set_exception(self._lost)
             elif act in failed:
                 act.set_exception(not_stored(failed[act]))
-            elif act is behind[0] and isinstance(act.message, Accept) and self._answer_known(act):
+            elif act is refused and isinstance(act.message, Accept) and self._answer_known(act):
                 continue
             else:
                 self._plan(act)
@@ -604,6 +613,34 @@ class Slot(TrioActor):
             # At once again would be as often as the disk can refuse.
             self._tidies_later = True
             self.after(TIDY_AGAIN_S, _Tidy())
+
+    def _blame(self, request: Request, error: Exception) -> bool:
+        """Whether a request was refused for a message that it was to move; one that was refused so
+        often leaves for the dead letters, before anything is planned again."""
+        entry = None if self._lost is not None else culprit(self._book, request, error)
+        if entry is None:
+            return False
+        row, refusals = self._book.inbox[entry], self.kept.refusals
+        refusals[entry] = refusals.get(entry, 0) + 1
+        if refusals[entry] > REFUSALS_MAX + 1:
+            # Not even its end is taken: then it is the store's fault, and waited out.
+            return False
+        _logger.warning(
+            "%s was refused %d times on its way into slot %r (%d are the most): %s",
+            named(row),
+            refusals[entry],
+            self._slot,
+            REFUSALS_MAX,
+            error,
+            agent=row.agent,
+        )
+        if refusals[entry] >= REFUSALS_MAX:
+            now_ms = self._cell.system.clock.now_ms()
+            # Once more without the row of its id, where that is what is refused.
+            names = refusals[entry] == REFUSALS_MAX
+            give_up = plan_give_up(self._book, entry, error, self._chain, now_ms, names=names)
+            self._plan_requests([give_up])
+        return True
 
     def _answer_known(self, act: _Act) -> bool:
         row = self._store.get("ids", (self._slot, act.message.message))

@@ -181,7 +181,7 @@ async def test_one_id_sent_twice_is_one_message_in_flight_and_stored() -> None:
         assert shown(store) == ["user: a"]
 
 
-@pytest.mark.behaviour("D-022")
+@pytest.mark.behaviour("D-022", "D-053")
 async def test_an_id_that_is_used_is_answered_though_its_sender_thought_it_fresh() -> None:
     store = new_store()
     async with open_room(store) as room:

@@ -1,0 +1,123 @@
+"""A message that the store will not take into its slot: whose fault it is, and how it leaves.
+
+What is malformed is refused before it is accepted, and a full disk refuses every row alike. Left is
+a row that is refused by name: one that cannot be read where it is to be written, or that the store
+says is none. It would refuse every commit that moves its message, the turn's own among them.
+
+Invariants:
+    I1  A message leaves for the dead letters in one commit, once it was refused so often; whatever
+        is behind it keeps its order.
+    I2  Nothing is read or written that could be refused for the same reason.
+
+No actor, no await.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from typing import Any, Final
+
+from abeyance.storage import codec
+from abeyance.storage.codec import encode
+from abeyance.storage.errors import InvalidRequestError, StorageError, UnreadableRecordError
+from abeyance.storage.store import Append, Chain, Delete, Request
+from abeyance.storage.tables.fields import REASON_CHARS_MAX
+from abeyance.storage.tables.kept import MESSAGE_CHARS_MAX, DeadLetter
+from abeyance.storage.tables.slots import Inboxed, MessageId
+
+from .archive_book import pack_message
+from .ingress import clean_text
+from .slot_book import Draft, SlotBook
+from .slot_messages import again_message
+from .slot_rows import read_body
+
+REFUSALS_MAX: Final = 3
+"""So often a message is refused by name before it leaves."""
+_OP: Final = re.compile(r"batch\[\d+\]\.(puts|deletes)\[(\d+)\]")
+
+
+def culprit(book: SlotBook, request: Request, error: Exception) -> int | None:
+    """The entry in the inbox that a request was refused for, if it was for one.
+
+    Args:
+        book: Read anew since: what the request was to move waits in it again.
+        request: What was refused.
+    """
+    entry: Any = None
+    if isinstance(error, UnreadableRecordError):
+        entry = _entry_at(book, request, error.table, error.key)
+    elif isinstance(error, InvalidRequestError):
+        found = _OP.match(error.field)
+        if found is not None:
+            ops: Any = getattr(request, found[1])
+            op = ops[int(found[2])]
+            entry = _entry_at(book, request, op.table, op.key)
+    moved = {delete.key[-1] for delete in request.deletes if delete.table == "inbox"}
+    return entry if entry in moved and entry in book.inbox else None
+
+
+def _entry_at(book: SlotBook, request: Request, table: str, key: Any) -> Any:
+    match table:
+        case "ids":
+            return next((e for e, row in book.inbox.items() if row.message == key[-1]), None)
+        case "inbox" | "bodies" | "wakes":
+            return key[-1]
+        case "slots":
+            values = [put.value for put in request.puts if (put.table, put.key) == (table, key)]
+            with suppress(ValueError, KeyError, TypeError):
+                return codec.unpack(values[0].body)["entry"] if values else None
+    return None
+
+
+def plan_give_up(
+    book: SlotBook, entry: int, error: Exception, chain: Chain, now_ms: int, *, names: bool
+) -> Request:
+    """Plan the end of a message that was refused so often: out of the inbox, among the letters.
+
+    Args:
+        names: Whether the row of its id says that it is dead.
+    """
+    row, draft = book.inbox.pop(entry), Draft()
+    book.inbox_bytes -= row.body_bytes
+    draft.deletes.append(Delete("inbox", (book.slot, entry)))
+    if entry in book.wakes.get(row.agent, ()):
+        draft.deletes.append(Delete("wakes", (row.agent, entry)))
+        del book.wakes[row.agent][entry]
+    reason = clean_text(f"refused {REFUSALS_MAX} times: {error}", REASON_CHARS_MAX)
+    if names and _is_readable(book, row):
+        dead = MessageId(entry=entry, state="dead", body_crc=row.body_crc, cause=reason)
+        draft.put("ids", (book.slot, row.message), dead)
+    letter = DeadLetter(
+        actor=f"slot:{book.slot}",
+        reason=reason,
+        message=clean_text(named(row), MESSAGE_CHARS_MAX),
+        body=_packed(book, entry, row, now_ms),
+        at_ms=now_ms,
+    )
+    draft.appends.append(Append("dead_letters", encode(letter)))
+    book.write_lease(draft)
+    return book.request(draft, chain)
+
+
+def named(row: Inboxed) -> str:
+    """A message as a log line and a dead letter name it."""
+    return f"message {row.message!r} by {row.author!r}"
+
+
+def _is_readable(book: SlotBook, row: Inboxed) -> bool:
+    """Whether the row of its id can be put; one that cannot be read stays, and holds its id."""
+    try:
+        book.store.get("ids", (book.slot, row.message))
+    except StorageError:
+        return False
+    return True
+
+
+def _packed(book: SlotBook, entry: int, row: Inboxed, now_ms: int) -> bytes | None:
+    try:
+        blocks = read_body(book.store, book.slot, entry)
+    except (StorageError, LookupError):
+        return None
+    said = [block.text for block in blocks if hasattr(block, "text")]
+    return pack_message(again_message(row.author, row.channel, said, now_ms, wake=row.wake))
