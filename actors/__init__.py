@@ -38,6 +38,16 @@ from .domain.policy import (
     Retry,
 )
 from .domain.protocol import ReleaseReceipt
+from .domain.run_context import DidNotHappen, Happened, RunContext, StepContext, step_context
+from .domain.run_errors import (
+    RunEndedError,
+    RunOpenError,
+    RunOwnedElsewhereError,
+    RunStateError,
+    StepFailedError,
+    UnknownRunError,
+    UnknownWorkflowError,
+)
 from .domain.slot_inbox import InboxRow
 from .domain.slot_messages import Receipt
 from .domain.spec import AgentSpec
@@ -49,6 +59,7 @@ from .hosted import HostedAgent, HostedRuntime
 from .opening import open_runtime
 from .runtime import Runtime
 from .status import AgentStatus, RuntimeStatus
+from .workflows import RunHandle, RunReceipt, RunStatus
 
 __all__ = [
     "LATER",
@@ -67,10 +78,12 @@ __all__ = [
     "ContextDesk",
     "ContextStrategy",
     "Conversation",
+    "DidNotHappen",
     "Draft",
     "ErrorPolicy",
     "FallbackChain",
     "GiveUp",
+    "Happened",
     "HostedAgent",
     "HostedRuntime",
     "HostedSystem",
@@ -84,8 +97,18 @@ __all__ = [
     "ReleaseReceipt",
     "ResumeReceipt",
     "Retry",
+    "RunContext",
+    "RunEndedError",
+    "RunHandle",
+    "RunOpenError",
+    "RunOwnedElsewhereError",
+    "RunReceipt",
+    "RunStateError",
+    "RunStatus",
     "Runtime",
     "RuntimeStatus",
+    "StepContext",
+    "StepFailedError",
     "Summary",
     "Supervisor",
     "SupervisorSpec",
@@ -94,8 +117,11 @@ __all__ = [
     "TranscriptMessage",
     "TrioActor",
     "TrioFuture",
+    "UnknownRunError",
+    "UnknownWorkflowError",
     "Webhook",
     "__version__",
     "open_runtime",
+    "step_context",
     "tool_context",
 ]

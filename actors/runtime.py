@@ -51,6 +51,7 @@ from .domain.errors import (
     AgentOwnedElsewhereError,
     UnknownAgentError,
 )
+from .domain.events import RunChanged
 from .domain.ingress import Content, check_name, identity
 from .domain.journal import CommitFigures, Journal
 from .domain.mode import (
@@ -66,6 +67,8 @@ from .domain.reminders import NAME as REMINDERS
 from .domain.reminders import DurableReminders, Reminders
 from .domain.requesters import Admin, Door, OperatorAct, check_permitted, read_requester
 from .domain.rings import WaitRings
+from .domain.runs import NAME as RUNS
+from .domain.runs import News, Runs, StopRuns
 from .domain.slot_inbox import InboxRow, check_listing, read_inbox
 from .domain.spec import AgentSpec, check_spec
 from .domain.tools import ToolRunner
@@ -78,7 +81,9 @@ from .lifetime import Lifetime
 from .members import Member
 from .quiescence import Quiescence
 from .replays import actor_of, read_page, replay
+from .run_verbs import RunVerbs
 from .status import AgentHealth, RuntimeStatistics, RuntimeStatus
+from .workflows import Workflows
 
 STOP_DEADLINE_S: Final = 30.0
 """How long a graceful end may take before what is left is cut off; what is durable stays."""
@@ -88,7 +93,7 @@ EVERY_AGENT: Final = "*"
 _logger = Log(__name__)
 
 
-class Runtime:
+class Runtime(RunVerbs):
     """An open runtime. Made by `open_runtime`."""
 
     def __init__(
@@ -130,6 +135,7 @@ class Runtime:
     async def _start(self, bodies: trio.Nursery) -> None:
         """Start what every agent needs: journal, ledger, alarm; then the group of slots."""
         system, store, clock = self._system, self._store, self.clock
+        news = News()
         root = await system.start_supervisor(
             SupervisorSpec(
                 id="runtime",
@@ -169,6 +175,20 @@ class Runtime:
                         ),
                         name=REMINDERS,
                     ),
+                    ChildSpec(
+                        RUNS,
+                        Runs,
+                        lambda refs: (
+                            store,
+                            refs["journal"],
+                            refs["alarm"],
+                            self._ownership,
+                            clock,
+                            news,
+                            self._mode,
+                        ),
+                        name=RUNS,
+                    ),
                 ),
                 on_exhausted="escalate",
             )
@@ -178,6 +198,16 @@ class Runtime:
         self._journal: TrioActorRef[Journal] = root.refs["journal"]
         self._ledger: TrioActorRef[Ledger] = root.refs["ledger"]
         self._alarm: TrioActorRef[Alarm] = root.refs["alarm"]
+        self._workflows = Workflows(
+            store,
+            self._ownership,
+            self._journal,
+            root.refs[RUNS],
+            clock,
+            news,
+            self._mode,
+            lambda run, state: system.emit(RunChanged, run=run, state=state),
+        )
         self._conversations = Conversations(self)
         self._runs = EphemeralRuns(self)
         slots = await system.start_supervisor(
@@ -451,7 +481,9 @@ class Runtime:
         self._check_open()
         by = self._permitted("resume", EVERY_AGENT, requester, door)
         with self._lifetime.answers():
-            return await self._quiescence.resume(by)
+            receipt = await self._quiescence.resume(by)
+        self._workflows.look()
+        return receipt
 
     # -- waits -------------------------------------------------------------------------------
 
@@ -741,7 +773,11 @@ class Runtime:
             await self._lifetime.end()
             if self._root is None:
                 return
-            await self._runs.stop()
+            self._workflows.close()
+            async with trio.open_nursery() as nursery:
+                # Together: an item of a run may wait for an ephemeral one.
+                nursery.start_soon(_stop_runs, self._root.refs[RUNS])
+                nursery.start_soon(self._runs.stop)
             parked = [member for member in self._members.values() if member.is_parked]
             async with trio.open_nursery() as nursery:
                 for member in self._members.values():
@@ -791,6 +827,11 @@ class Runtime:
                 agent=name,
             )
         return member
+
+
+async def _stop_runs(runs: TrioActorRef[Runs]) -> None:
+    with suppress(ActorDeadError):
+        await runs.ask(StopRuns())
 
 
 async def _stop_turns(agent: TrioActorRef[Agent]) -> None:

@@ -17,7 +17,7 @@ from abeyance.actors.core.logs import Log, one_line
 
 ROOT = Path(__file__).parents[1]
 LEVELS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
-ABOUT = {"actor", "agent", "turn"}
+ABOUT = {"actor", "agent", "run", "turn"}
 ABOUT_NOBODY = {
     "on_event failed; the system goes on",
     "a control request failed",

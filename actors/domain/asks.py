@@ -2,7 +2,7 @@
 
     host, runtime > agent > turn > slot, gate > ledger > journal
                     context > gate, journal
-                                archive, reminders, alerts > journal
+                                archive, reminders, alerts, runs > journal
 
 A turn is its agent's task: what it asks counts as the agent's. A test walks this table and finds
 no cycle; an ask that is not in it raises when it is sent.
@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Final
 
 ASKS: Final[dict[str, frozenset[str]]] = {
-    "runtime": frozenset({"agent", "slot", "gate", "ledger", "journal"}),
+    "runtime": frozenset({"agent", "slot", "gate", "ledger", "runs", "journal"}),
     "agent": frozenset({"slot", "gate", "journal"}),
     "context": frozenset({"gate", "journal"}),
     "slot": frozenset({"journal"}),
@@ -22,6 +22,7 @@ ASKS: Final[dict[str, frozenset[str]]] = {
     "archive": frozenset({"journal"}),
     "reminders": frozenset({"journal"}),
     "alerts": frozenset({"journal"}),
+    "runs": frozenset({"journal"}),
     "alarm": frozenset(),
     "journal": frozenset(),
 }

@@ -253,6 +253,22 @@ class ContextKept(AgentEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunChanged(Event):
+    """A run of a workflow is in another state now; the store has it.
+
+    Attributes:
+        run: Its id.
+        state: `running`, `waiting_for_capacity`, `waiting_for_capacity_unknown`, `resuming`,
+            `recovery_required`, `completed`, `failed` or `cancelled`; `lost` where this process
+            found that another one has it.
+    """
+
+    kind: ClassVar[str] = "run_changed"
+    run: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CommitOverdue(Event):
     """A commit has been out for longer than `OVERDUE_S`. Once a commit.
 

@@ -348,8 +348,9 @@ class ToolRunner:
             else:
                 # A thread cannot be ended. When the runtime ends it is left behind, its call in
                 # doubt, so that no body can keep a runtime from closing.
-                value = await trio.to_thread.run_sync(
-                    lambda: run(**arguments),
+                # In a tuple: trio takes a coroutine that comes out of a thread for a mistake.
+                (value,) = await trio.to_thread.run_sync(
+                    lambda: (run(**arguments),),
                     limiter=self._limiter,
                     thread_name=f"tool {call.name}",
                     abandon_on_cancel=True,

@@ -81,18 +81,19 @@ class CapacityExhaustedError(AbeyanceError):
     @property
     def provider(self) -> str:
         """Of the model that can be called first, or of the first that was tried."""
-        return self._first.provider
+        return self.first.provider
 
     @property
     def model(self) -> str:
-        return self._first.model
+        return self.first.model
 
     @property
     def window(self) -> str | None:
-        return self._first.window
+        return self.first.window
 
     @property
-    def _first(self) -> Exhaustion:
+    def first(self) -> Exhaustion:
+        """The model that can be called first; of several whose end is unknown the first tried."""
         return next(
             (each for each in self.exhausted if each.retry_at_ms == self.retry_at_ms),
             self.exhausted[0],
@@ -153,7 +154,9 @@ def exhaustion_of(
 
 def capacity_error_of(error: BaseException) -> CapacityExhaustedError | None:
     """Return the error itself, or the one within a group or behind a cause. Raises nothing."""
-    return next((each for each in _every(error) if isinstance(each, CapacityExhaustedError)), None)
+    return next(
+        (each for each in errors_within(error) if isinstance(each, CapacityExhaustedError)), None
+    )
 
 
 def _constraining(
@@ -189,7 +192,8 @@ def _named(each: Exhaustion) -> str:
     return f"{each.provider}/{each.model}{f' ({each.window})' if each.window else ''}"
 
 
-def _every(error: BaseException) -> Iterator[BaseException]:
+def errors_within(error: BaseException) -> Iterator[BaseException]:
+    """An error, the members of a group, and what stands behind each. Bounded; raises nothing."""
     waiting, seen = [error], set[int]()
     while waiting and len(seen) < _ERRORS_MAX:
         each = waiting.pop(0)

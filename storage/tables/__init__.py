@@ -9,6 +9,7 @@ from .agents import Agent, Conversation, Ephemeral
 from .contexts import Context
 from .kept import DeadLetter, Delivery, Quarantined, Reminder
 from .ownership import Changes, Mode, Owner, Process, Sequence, StoreMeta
+from .runs import Run, RunIndexed, RunItem, RunKey, RunTransition
 from .slots import Body, Carried, Entry, Head, Inboxed, Lease, MessageId, ToolCall, Turn, Wake
 from .waits import Alert, Alerted, AlertOwed, LogLine, Override, Wait, WaitReleased
 
@@ -46,6 +47,11 @@ TABLES: Final[dict[str, Table]] = {
         Table("waits", (str, str), (Wait, WaitReleased)),
         Table("account_waits", (str, str), (Wait, WaitReleased)),
         Table("overrides", (str, str, str), (Override,)),
+        Table("run_keys", (str,), (RunKey,)),
+        Table("runs", (str, int), (Run,)),
+        Table("run_items", (str, int, int), (RunItem,)),
+        Table("run_transitions", (str, int, int), (RunTransition,)),
+        Table("run_index", (str, int, str, int), (RunIndexed,)),
         Table("reminders", (str, str), (Reminder,)),
         Table("deliveries", (str, str), (Delivery,)),
         Table("alerts", (int,), (Alert,), append=True),

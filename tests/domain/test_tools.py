@@ -59,6 +59,22 @@ async def test_sync_bodies_run_in_threads_beside_one_another(
         assert (await shown(ana))[2] == "results: =tool look =tool look"
 
 
+async def test_awaitable_that_a_sync_body_returns_is_awaited(
+    world: World, virtual_time: MockClock
+) -> None:
+    async def later() -> str:
+        await trio.sleep(1)
+        return "looked"
+
+    async with world.open():
+        ana = await world.add(
+            [reply(use("look", "c1")), reply("end")], tools=[tool("look", lambda: later())]
+        )
+        await ana.send("go")
+        await ana.wait_idle()
+        assert (await shown(ana))[2] == "results: =looked"
+
+
 @pytest.mark.parametrize(
     ("value", "told"),
     [

@@ -114,7 +114,7 @@ class World:
 
     def ref(self, actor: str, agent: str = "ana") -> Any:
         """The ref of an actor: agent, gate or slot of an agent, or one of the runtime's own."""
-        own = actor in ("journal", "archive", "ledger", "alarm", "reminders", "alerts")
+        own = actor in ("journal", "archive", "ledger", "alarm", "reminders", "alerts", "runs")
         found = self.runtime._system.find(actor if own else f"{actor}:{agent}")
         assert found is not None
         return found

@@ -1,0 +1,204 @@
+"""What a host does with workflows and their runs: the verbs that `Runtime` has of them.
+
+Runs in: the caller's task, on the loop thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, Literal
+
+from abeyance.storage.tables.runs import Choice
+
+from .domain.ingress import check_name
+from .domain.requesters import Door
+from .lifetime import Lifetime
+from .workflows import RunHandle, RunReceipt, RunStatus, RunStep, RunStepped, Workflows
+
+BUFFER_S: Final = 300.0
+"""How long after a stated reset a run is resumed, so as not to land on the provider's boundary."""
+
+
+class RunVerbs:
+    """The part of a runtime that is about runs of workflows."""
+
+    _workflows: Workflows
+    _lifetime: Lifetime
+
+    def _check_open(self) -> None:
+        raise NotImplementedError
+
+    def _permitted(self, verb: str, agent: str, requester: str, door: Door) -> str:
+        raise NotImplementedError
+
+    def add_workflow(
+        self,
+        name: str,
+        function: Callable[..., Awaitable[Any]],
+        version: int = 1,
+        *,
+        finalisers: Sequence[tuple[str, Callable[..., Any]]] = (),
+        buffer_s: float = BUFFER_S,
+    ) -> None:
+        """Register an async function that runs are executed by.
+
+        Not a checkpoint. Runs of it that are due, or that a process died over, are taken up from
+        now on.
+
+        Args:
+            name: 1 to 128 bytes.
+            function: Called with a `RunContext` and the run's parameters. It is executed again from
+                its beginning in every life of a run; what it asks of `RunContext.do` is not. It
+                asks for the same items in the same order each time.
+            version: From 1; raise it when the items or their order change. A run that another
+                version began is not executed: it waits for an operator.
+            finalisers: Pairs of an id and a function of the result, executed once and in order, as
+                items are, after the function has returned; never for a run that waits or failed.
+            buffer_s: How long after a stated reset a run is resumed; at most a day.
+        Raises:
+            InvalidRunError, InvalidNameError: Names the field; nothing was registered.
+            RuntimeClosedError: The runtime has ended.
+        """
+        self._check_open()
+        self._workflows.add(name, function, version, finalisers, buffer_s)
+
+    async def start_run(
+        self,
+        key: str,
+        workflow: str,
+        params: Any = None,
+        *,
+        requester: str = "host",
+        door: Door = "api",
+    ) -> RunHandle:
+        """Start a run, unless one of its key may still go on.
+
+        A checkpoint. Cancelled: it may have been started; starting it again then tells.
+        Durable: on return. It survives this process, and waits for capacity without a task.
+
+        Args:
+            key: 1 to 100 bytes, without an `@`: what there is to be one run of at a time.
+            params: Plain data of at most 262,144 bytes, handed to every life as it is recorded.
+            requester: Who asks, as for `release_provider_wait`; so is `door`.
+        Raises:
+            InvalidRunError, InvalidNameError: Names the field; nothing was done.
+            UnknownWorkflowError: Add the workflow first; nothing was done.
+            RunOpenError: A run of that key may still go on; has its id and state.
+            NotPermittedError: The host's admin gate did not let it pass; nothing was done.
+            NotStoredError: It was not started.
+            RuntimeClosedError: The runtime has ended.
+        """
+        self._check_open()
+        by = self._permitted("start_run", str(key), requester, door)
+        with self._lifetime.answers():
+            return await self._workflows.start(key, workflow, params, by)
+
+    async def resume_run(
+        self,
+        run: str,
+        *,
+        requester: str,
+        in_doubt: Literal["retry", "done"] | None = None,
+        result: Any = None,
+        door: Door = "api",
+    ) -> RunReceipt:
+        """Take a waiting run up now, whatever it waits for. Safe to call twice: one of them does.
+
+        The same claim as the alarm's: where capacity is still exhausted, the run waits again.
+
+        A checkpoint. Cancelled: it may have been claimed; its status tells.
+        Durable: on return.
+
+        Args:
+            run: Its id, or a key alone, which is its newest run.
+            in_doubt: Of a run that needs recovery because an item was running when its process
+                died: run that item again (`retry`), or take it as done, with `result`.
+            requester, door: As for `release_provider_wait`.
+        Returns:
+            The state it has now, and whether this call changed it.
+        Raises:
+            InvalidRunError, InvalidInputError: Names the field; nothing was done.
+            UnknownRunError, UnknownWorkflowError: Nothing was done.
+            RunStateError: It needs a decision, or another version of its workflow.
+            RunOwnedElsewhereError: A live process owns it; has its pid and host.
+            NotPermittedError: The host's admin gate did not let it pass; nothing was done.
+            NotStoredError: It was not claimed.
+            RuntimeClosedError: The runtime has ended.
+        """
+        self._check_open()
+        by = self._permitted("resume_run", str(run), requester, door)
+        with self._lifetime.answers():
+            return await self._workflows.resume(run, by, in_doubt=in_doubt, result=result)
+
+    async def use_fallback(
+        self, run: str, *, provider: str, model: str, requester: str, door: Door = "api"
+    ) -> RunReceipt:
+        """Go on with a waiting run at once, on another model: `RunContext.choice` has it.
+
+        Never by itself: which model stands in for another is a person's to say.
+
+        As `resume_run` in everything else.
+
+        Raises:
+            InvalidNameError: Provider or model is malformed; nothing was done.
+        """
+        self._check_open()
+        check_name(provider, "provider")
+        check_name(model, "model")
+        by = self._permitted("use_fallback", str(run), requester, door)
+        choice = Choice(provider=provider, model=model)
+        with self._lifetime.answers():
+            return await self._workflows.resume(run, by, choice=choice)
+
+    async def cancel_run(
+        self, run: str, *, requester: str, reason: str = "", door: Door = "api"
+    ) -> RunReceipt:
+        """End a run for good. What of it runs is cut off; nothing takes it up, no finaliser runs.
+
+        A checkpoint. Cancelled: it may have been ended; its status tells.
+        Durable: on return, and then nothing of it runs here.
+
+        Raises:
+            InvalidRunError, InvalidInputError: Names the field; nothing was done.
+            UnknownRunError: Nothing was done.
+            RunOwnedElsewhereError: A live process owns it; has its pid and host.
+            NotPermittedError: The host's admin gate did not let it pass; nothing was done.
+            NotStoredError: It was not ended.
+            RuntimeClosedError: The runtime has ended.
+        """
+        self._check_open()
+        by = self._permitted("cancel_run", str(run), requester, door)
+        with self._lifetime.answers():
+            return await self._workflows.cancel(run, by, reason)
+
+    def run(self, run: str) -> RunStatus:
+        """How a run stands; by its id, or by a key, which is its newest. Not a checkpoint.
+
+        Raises:
+            InvalidRunError, UnknownRunError: There is none of that name.
+            RuntimeClosedError: The runtime has ended.
+        """
+        self._check_open()
+        return self._workflows.status(run)
+
+    def runs(
+        self, *, state: str | None = None, workflow: str | None = None, limit: int = 100
+    ) -> tuple[RunStatus, ...]:
+        """The runs of this store by key, in one state or all. Not a checkpoint.
+
+        Raises:
+            InvalidRunError, InvalidNameError: A filter is malformed.
+            RuntimeClosedError: The runtime has ended.
+        """
+        self._check_open()
+        return self._workflows.listing(state, workflow, limit)
+
+    def run_steps(self, run: str) -> tuple[RunStep, ...]:
+        """What a run has done, item by item, in order. Not a checkpoint; raises as `run`."""
+        self._check_open()
+        return self._workflows.steps(run)
+
+    def run_history(self, run: str) -> tuple[RunStepped, ...]:
+        """The states a run went through, and who moved it. Not a checkpoint; raises as `run`."""
+        self._check_open()
+        return self._workflows.transitions(run)

@@ -1,0 +1,128 @@
+"""Runs of workflows: what each has done, and what it waits for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta, Struct
+
+from ..store import Record
+from .fields import Instant, Name, Seq
+
+RUN_KEY_BYTES_MAX: Final = 100
+PATH_CHARS_MAX: Final = 300
+VALUE_BYTES_MAX: Final = 262_144
+TEXT_CHARS_MAX: Final = 2_000
+
+Generation = Annotated[int, Meta(ge=1)]
+Path = Annotated[str, Meta(min_length=1, max_length=PATH_CHARS_MAX)]
+"""Which step, and which item in it: their ids, the outer first, with a slash between."""
+Packed = Annotated[bytes, Meta(max_length=VALUE_BYTES_MAX)]
+"""One packed value of plain data."""
+Text = Annotated[str, Meta(max_length=TEXT_CHARS_MAX)]
+
+RunState = Literal[
+    "running",
+    "waiting_for_capacity",
+    "waiting_for_capacity_unknown",
+    "resuming",
+    "recovery_required",
+    "completed",
+    "failed",
+    "cancelled",
+]
+Bucket = Literal["live", "waiting", "unknown", "recovery"]
+
+
+class RunKey(Record, frozen=True, kw_only=True):
+    """The newest run of a key. The row stays, so that no number of a run comes twice."""
+
+    KIND = "run_key"
+    generation: Generation
+    is_open: bool
+    """Whether that run may still go on; while it may, no other starts."""
+
+
+class Choice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model to go on with, which an operator chose."""
+
+    provider: Name
+    model: Name
+
+
+class Suspension(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a run waits for, where it stands, and what it met. Part of the run's own row."""
+
+    provider: Name | None = None
+    model: Name | None = None
+    window: Name | None = None
+    retry_at_ms: Instant | None = None
+    """When capacity is there again, as it was stated; None: nobody said."""
+    resume_after_ms: Instant | None = None
+    """That and a buffer; None: only an operator resumes it."""
+    told_by: Literal["windows", "error", "words", "wait"] | None = None
+    path: Path
+    ordinal: Seq
+    """Which of the run's recorded steps and items it is, from 0."""
+    total: Seq | None = None
+    """How many the workflow said there are."""
+    session: Name | None = None
+    """The provider's own handle of the conversation, where it has one."""
+    attempt: Annotated[int, Meta(ge=1)]
+    """The how manieth wall of this run."""
+    failure: Text
+    """What the provider said."""
+    since_ms: Instant
+
+
+class Run(Record, frozen=True, kw_only=True):
+    """One run: its state and, in the same row, what it waits for."""
+
+    KIND = "run"
+    workflow: Name
+    version: Annotated[int, Meta(ge=1)]
+    state: RunState
+    params: Packed
+    result: Packed | None = None
+    reason: Text = ""
+    """Why it failed, was cancelled, or cannot go on by itself."""
+    suspension: Suspension | None = None
+    choice: Choice | None = None
+    walls: Seq = 0
+    """How often it met exhausted capacity."""
+    lives: Annotated[int, Meta(ge=1)] = 1
+    """How often it was begun or taken up."""
+    started_ms: Instant
+    changed_ms: Instant
+
+
+class RunItem(Record, frozen=True, kw_only=True):
+    """The k-th step or item of a run, in the order it asked for them."""
+
+    KIND = "run_item"
+    path: Path
+    state: Literal["started", "done", "failed", "blocked"]
+    """`blocked`: it met exhausted capacity, or an operator said that it had no effect; it is run
+    again."""
+    attempts: Annotated[int, Meta(ge=1)] = 1
+    result: Packed | None = None
+    error: Text = ""
+    started_ms: Instant
+    ended_ms: Instant | None = None
+
+
+class RunTransition(Record, frozen=True, kw_only=True):
+    """A run went from one state to another. History: nothing is decided by it."""
+
+    KIND = "run_transition"
+    before: RunState | None
+    after: RunState
+    by: Annotated[str, Meta(max_length=300)]
+    at_ms: Instant
+
+
+class RunIndexed(Record, frozen=True, kw_only=True):
+    """Where a run that may go on is found, by what it waits for and until when."""
+
+    KIND = "run_indexed"
+    workflow: Name

@@ -1,0 +1,117 @@
+"""Lives of runs, each in a fork that lets itself be killed at a named place. JSON in, JSON out.
+
+A job is a list of lives that are played one after the other, or, of one `at once`, together. Each
+opens the runtime at an instant of its own, starts what it is to start, and stays until every run
+has ended or waits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from abeyance.actors import (
+    DidNotHappen,
+    Happened,
+    RunContext,
+    RunOpenError,
+    open_runtime,
+    step_context,
+)
+from abeyance.actors.providers import CapacityExhaustedError, Exhaustion
+from abeyance.actors.testing import WallClock
+from abeyance.storage.crashpoints import arm
+
+ITEMS = ("gather", "a", "b", "c", "close")
+REAL_S_MAX = 40.0
+"""How long a life may take: a bound for tests that fail."""
+BLOCKED = "b"
+"""The item that meets a wall until the instant that the parameters name."""
+
+
+class Ledger:
+    """Where the effects are: a file with a line for each, by the item's key."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "effects"
+
+    def act(self) -> str:
+        with self._path.open("a") as lines:
+            lines.write(f"{step_context().key}\n")
+        return "acted"
+
+    def asked(self, context: Any) -> Any:
+        known = self._path.read_text().splitlines() if self._path.exists() else []
+        return Happened("acted") if context.key in known else DidNotHappen
+
+
+def workflow(ledger: Ledger, clock: WallClock) -> Any:
+    async def act(name: str, ends_ms: int) -> str:
+        await trio.lowlevel.checkpoint()
+        if name == BLOCKED and clock.now_ms() < ends_ms:
+            raise CapacityExhaustedError(
+                (Exhaustion(provider="p", model="m", window="five_hour", retry_at_ms=ends_ms),)
+            )
+        return ledger.act()
+
+    async def body(run: RunContext, ends_ms: int) -> Any:
+        return [await run.do(name, act, name, ends_ms, in_doubt=ledger.asked) for name in ITEMS]
+
+    return body
+
+
+async def play(life: dict[str, Any]) -> None:
+    directory = Path(life["directory"])
+    clock = WallClock(life["now_ms"])
+    async with open_runtime(directory / "state", control=False, clock=clock) as runtime:
+        runtime.add_workflow("five", workflow(Ledger(directory), clock), buffer_s=0)
+        for key in life["start"]:
+            with suppress(RunOpenError):
+                await runtime.start_run(key, "five", life["ends_ms"])
+        # Another process may end them, which no event here tells.
+        with trio.fail_after(REAL_S_MAX):
+            while not all(  # noqa: ASYNC110
+                run.ended or (run.resume_after_ms or 0) > clock.now_ms()
+                for run in runtime.runs(limit=1_000)
+            ):
+                await trio.sleep(0.002)
+
+
+def run(life: dict[str, Any]) -> int:
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            arm(life["point"])
+            trio.run(play, life)
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    return pid
+
+
+def main() -> None:
+    jobs = json.load(sys.stdin)
+    statuses = []
+    for job in jobs:
+        if job["at_once"]:
+            pids = [run(life) for life in job["lives"]]
+            statuses.append([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids])
+        else:
+            statuses.append(
+                [os.waitstatus_to_exitcode(os.waitpid(run(life), 0)[1]) for life in job["lives"]]
+            )
+    json.dump(statuses, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
