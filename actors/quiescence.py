@@ -29,7 +29,7 @@ from abeyance.storage.tables.ownership import Mode
 from .core.errors import ActorDeadError
 from .core.logs import Log
 from .domain import events
-from .domain.errors import QuiescedError, ResumedError, not_stored
+from .domain.errors import NotStoredError, QuiescedError, ResumedError, not_stored
 from .domain.limits import RECHECK_MS
 from .domain.mode import (
     DeferWrites,
@@ -182,7 +182,8 @@ class Quiescence:
 
         async def tell(member: Member) -> None:
             nonlocal landed
-            with member.parking.cut_off():
+            # What was not stored the slot lands by itself: it reads the mode's row anew.
+            with member.parking.cut_off(), suppress(NotStoredError):
                 landed += await member.slot.ask(DeferWrites(on))
 
         # Shielded: what is committed is acted on. It waits for commits and for nothing else.

@@ -21,7 +21,7 @@ from abeyance.actors.domain.errors import (
 )
 from abeyance.actors.domain.mode import MODE_KEY
 from abeyance.actors.domain.requesters import OperatorAct
-from abeyance.actors.testing import Gate, ScriptedProvider, call_tool, fail, reply
+from abeyance.actors.testing import Faults, Gate, ScriptedProvider, call_tool, fail, reply
 from abeyance.storage.codec import encode
 from abeyance.storage.store import Committed, Put, Request
 from abeyance.storage.tables.ownership import Mode
@@ -643,6 +643,24 @@ async def test_a_mode_that_cannot_be_stored_changes_nothing(
         await ana.send("go")
         await ana.wait_idle()
         assert calls(world) == (1 if verb == "quiesce" else 0)
+
+
+async def test_a_resume_stands_though_the_landing_of_what_waits_is_refused_once(
+    world: World, virtual_time: MockClock
+) -> None:
+    faults = Faults(seed=1)
+    async with world.open(faults=faults) as runtime:
+        ana = await world.add([reply("both")])
+        await runtime.quiesce("upgrade")
+        await ana.send("one")
+        await ana.send("two")
+        # The first is the mode's row.
+        faults.at("before_commit", nth=2).refuse()
+        assert (await runtime.resume()).was_quiesced
+        assert [fault.action.kind for fault in faults.fired] == ["refuse"]
+        await ana.wait_idle()
+        assert await shown(ana) == ["user: one", "user: two", "assistant: both"]
+        assert not inbox(world)
 
 
 # -- who may, and what is told -------------------------------------------------------------------

@@ -1,0 +1,173 @@
+"""A bounded run of `matrix`, and what its judge would say of a host that lost something.
+
+`./dev matrix` plays all of it.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SAMPLE = 40
+WITHIN_S = 45
+
+
+def run_matrix(tmp_path: Path, *args: str) -> dict[str, Any]:
+    """The summary of a run in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.crash.matrix", *args, "--json", str(tmp_path / "summary")],
+        cwd=ROOT,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=115,
+    )
+    print(done.stdout + done.stderr)
+    summary: dict[str, Any] = json.loads((tmp_path / "summary").read_text())
+    assert (done.returncode == 0) == (summary["violations"] == [])
+    return summary
+
+
+@pytest.mark.behaviour("R-1", "R-4", "D-068")
+def test_what_was_accepted_is_there_once_in_order_whatever_died_where(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    seed = request.config.option.hypothesis_seed
+    args = ("--sample", str(SAMPLE), "--within-s", str(WITHIN_S), "--seed", seed)
+    summary = run_matrix(tmp_path, *args)
+    assert summary["violations"] == []
+    assert summary["trials"] >= 5
+    assert summary["deaths"] >= 2
+
+
+@pytest.mark.behaviour("R-1", "R-4")
+@pytest.mark.parametrize("point", ["writer.before_commit", "writer.after_commit"])
+def test_message_that_is_moved_is_there_once_though_its_commit_dies(
+    tmp_path: Path, point: str
+) -> None:
+    """The last commits of a turn: the boundary, the last reply, and what lands behind it."""
+    faults = [f"held: point {point} {nth}" for nth in (19, 21, 22)]
+    summary = run_matrix(tmp_path, *(arg for fault in faults for arg in ("--trial", fault)))
+    assert summary["violations"] == []
+    assert summary["deaths"] == len(faults)
+
+
+# -- the judge -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def evidence(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What an undisturbed life left."""
+    where = tmp_path_factory.mktemp("life")
+    script = (
+        "import pickle, sys; from pathlib import Path; from tests.crash.life import *; "
+        "status, report, error = live(Setting(Path(sys.argv[1]), 'plain', 1)); "
+        "assert status == 0, error; "
+        "(Path(sys.argv[1]) / 'report').write_bytes(pickle.dumps(report))"
+    )
+    subprocess.run([sys.executable, "-c", script, str(where)], cwd=ROOT, check=True, timeout=100)
+    return where
+
+
+Tamper = Callable[[Path, Any], None]
+
+
+def place(report: Any, name: str) -> int:
+    return [row.id for row in report.rows].index(name)
+
+
+def change_lines(path: Path, change: Callable[[list[Any]], None]) -> None:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    change(lines)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def lose_a_message(where: Path, report: Any) -> None:
+    del report.rows[place(report, "p3")]
+
+
+def keep_a_message_twice(where: Path, report: Any) -> None:
+    report.rows.append(report.rows[place(report, "f3")])
+
+
+def swap_messages(where: Path, report: Any) -> None:
+    first, second = place(report, "own1"), place(report, "p3")
+    report.rows[first], report.rows[second] = report.rows[second], report.rows[first]
+
+
+def part_a_call_and_its_results(where: Path, report: Any) -> None:
+    results = next(i for i, row in enumerate(report.rows) if row.role == "results")
+    report.rows[results], report.rows[results + 1] = report.rows[results + 1], report.rows[results]
+
+
+def answer_a_wake_twice(where: Path, report: Any) -> None:
+    report.answered.append(report.answered[0])
+
+
+def forget_a_wake(where: Path, report: Any) -> None:
+    report.answered.pop()
+
+
+def leave_a_row_in_the_inbox(where: Path, report: Any) -> None:
+    report.left["inbox"] = 1
+
+
+def give_no_receipt(where: Path, report: Any) -> None:
+    change_lines(where / "acks.jsonl", lambda acks: acks.pop(3))
+
+
+def number_a_receipt_anew(where: Path, report: Any) -> None:
+    change_lines(where / "acks.jsonl", lambda acks: acks.append({**acks[0], "seq": 99}))
+
+
+def carry_a_message_late(where: Path, report: Any) -> None:
+    def change(lines: list[Any]) -> None:
+        calls = [line for line in lines if line["event"] == "received"]
+        calls[1]["request"]["messages"].pop()
+
+    change_lines(where / "wire.jsonl", change)
+
+
+def end_with_another_request(where: Path, report: Any) -> None:
+    report.rows.pop()
+
+
+TAMPERS: dict[Tamper, str] = {
+    lose_a_message: "there 0 times",
+    keep_a_message_twice: "there 2 times",
+    swap_messages: "stands before one that was accepted earlier",
+    part_a_call_and_its_results: "owed are those of",
+    answer_a_wake_twice: "answered by 2 turns",
+    forget_a_wake: "answered by 0 turns",
+    leave_a_row_in_the_inbox: "1 inbox at rest",
+    give_no_receipt: "has no receipt",
+    number_a_receipt_anew: "has two receipts",
+    carry_a_message_late: "begins with something else than call",
+    end_with_another_request: "are not what the transcript holds",
+}
+
+
+@pytest.mark.parametrize("tamper", [None, *TAMPERS], ids=lambda t: t.__name__ if t else "nothing")
+def test_judge_finds_what_is_wrong_with_what_a_host_left(
+    evidence: Path, tmp_path: Path, harness_module: Any, tamper: Tamper | None
+) -> None:
+    harness_module("life")  # What is unpickled is defined there.
+    where = tmp_path / "left"
+    shutil.copytree(evidence, where)
+    report = pickle.loads((where / "report").read_bytes())
+    if tamper is not None:
+        tamper(where, report)
+    found = harness_module("matrix").judge(where, "plain", report)
+    if tamper is None:
+        assert found == []
+    else:
+        assert any(TAMPERS[tamper] in line for line in found), found
