@@ -470,7 +470,7 @@ class Slot(TrioActor):
             case RecordRound():
                 return plan_round(book, message, chain)
             case CloseGap():
-                inject = self.kept.injects.get(message.agent, False)
+                inject = self.kept.injects.get(message.agent, False) and not message.last
                 return plan_boundary(book, message, chain, inject=inject)
             case HoldTurn():
                 return plan_hold(book, message, chain)

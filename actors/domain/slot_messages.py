@@ -163,6 +163,8 @@ class CloseGap(NamedTuple):
     message: str
     results: tuple[ToolResultBlock, ...]
     at_ms: int
+    last: bool = False
+    """No call of this turn follows: nothing is injected, and no wake is taken for answered."""
 
 
 class PlacedRow(NamedTuple):

@@ -249,6 +249,7 @@ class TurnTask:
             message=new_message_id(self._now()),
             results=tuple(result for result in results if result is not None),
             at_ms=self._now(),
+            last=self.round >= self._settings.rounds_max,
         )
         self._messages += render_all(placed)
 

@@ -19,6 +19,7 @@ def test_every_removal_names_one_place_of_the_code_and_a_test_that_is_there() ->
     assert len(read(ROOT).removals) > 0
 
 
+@pytest.mark.behaviour("D-089")
 def test_every_marked_behaviour_has_a_removal_or_a_reason_why_not() -> None:
     table = read(ROOT)
     named = {id_ for removal in table.removals for id_ in removal.ids} | set(table.untried)
@@ -96,6 +97,7 @@ def test_removal_whose_test_fails_without_its_guard_is_proven(tmp_path: Path) ->
     assert (project / "guarded.py").read_text() == GUARDED
 
 
+@pytest.mark.behaviour("D-089")
 def test_removal_that_its_test_survives_ends_the_command_with_1(tmp_path: Path) -> None:
     survives = _entry("count > 3", "count > 9", "test_few_are_admitted", '"W-002"')
     code, said, _ = _removals(_project(tmp_path, GOOD + survives), "--jobs", "2")
