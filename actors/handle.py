@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -16,7 +17,7 @@ from .core.errors import AbeyanceError, ActorDeadError, MailboxClosedError, Outc
 from .domain.agent import WaitIdle
 from .domain.context import Summary
 from .domain.context_rows import read_summaries
-from .domain.drafts import Batch, Draft, read_message
+from .domain.drafts import Batch, Draft, read_history, read_message
 from .domain.errors import (
     AgentEndedError,
     BatchTooLargeError,
@@ -170,6 +171,36 @@ class AgentHandle:
             raise
         finally:
             sends.discard(asked)
+
+    async def backfill(
+        self, drafts: Sequence[Draft], *, channel: str | None = None
+    ) -> tuple[Receipt, ...]:
+        """Accept what was said on a channel before: in one commit or not at all, waking nobody.
+
+        The messages are put in the order of their `at_ms`, which is kept as the instant they were
+        said. Those named as the agent are its own words: while a turn lives none of them joins, and
+        what comes behind the first of them waits with it for the turn's end, so that the past stays
+        in its order. Draft ids (the channel's own) let the same past be filled in again; what is
+        there already is not taken twice.
+
+        A checkpoint. Cancelled, durable: as `send_many`.
+
+        Args:
+            drafts: Each says `at_ms`; its `wake` is not looked at.
+            channel: Of those that name none.
+        Returns:
+            A receipt each, in the order of `at_ms`.
+        Raises:
+            InvalidMessageError: A draft does not say when; nothing was stored.
+            Exception: Whatever `send_many` raises.
+        """
+        past = read_history(drafts)
+        if channel is not None:
+            past = tuple(
+                draft if draft.channel is not None else replace(draft, channel=channel)
+                for draft in past
+            )
+        return await self.send_many(past)
 
     def hand_over(
         self,

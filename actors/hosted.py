@@ -515,6 +515,16 @@ class HostedAgent:
             with suppress(RuntimeClosedError):  # Then it has ended there, too.
                 self._host._call(leave, True)
 
+    def backfill(
+        self, drafts: Sequence[Draft], *, channel: str | None = None, block: bool = True
+    ) -> Any:
+        """Accept what was said on a channel before. As `AgentHandle.backfill`."""
+
+        async def backfill(runtime: Runtime) -> tuple[Receipt, ...]:
+            return await self._handle.backfill(drafts, channel=channel)
+
+        return self._host._call(backfill, block)
+
     def retract(self, message: str | Receipt, *, block: bool = True) -> Any:
         """Take a message back that was not read. As `AgentHandle.retract`."""
 

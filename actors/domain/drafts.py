@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from abeyance.actors.core.clock import Clock
 from abeyance.storage.tables.blocks import TextBlock
+from abeyance.storage.tables.fields import INSTANT_MS_MAX
 
 from .errors import BatchTooLargeError, InvalidInputError, InvalidMessageError
 from .ingress import (
@@ -45,6 +46,8 @@ class Draft:
     channel: str | None = None
     subject: str | None = None
     joins: bool = True
+    at_ms: int | None = None
+    """When it was said, in epoch milliseconds; None: now."""
 
 
 def read_message(clock: Clock, agent: str, draft: Draft) -> Accept:
@@ -58,6 +61,9 @@ def read_message(clock: Clock, agent: str, draft: Draft) -> Accept:
         check_name(draft.subject, "subject", reserved=False)
     _check_bool(draft.wake, "wake")
     _check_bool(draft.joins, "joins")
+    at_ms = draft.at_ms
+    if at_ms is not None and (type(at_ms) is not int or not 0 <= at_ms <= INSTANT_MS_MAX):
+        raise InvalidMessageError("at_ms", f"must be an instant in epoch ms, not {at_ms!r:.40}")
     blocks = read_blocks(draft.content)
     for position, block in enumerate(blocks):
         if not isinstance(block, TextBlock):
@@ -80,7 +86,7 @@ def read_message(clock: Clock, agent: str, draft: Draft) -> Accept:
         channel=draft.channel,
         wake=draft.wake and not own,
         own=own,
-        at_ms=now_ms,
+        at_ms=now_ms if at_ms is None else at_ms,
         known=draft.id is not None,
         subject=draft.subject,
         joins=draft.joins,
@@ -90,6 +96,27 @@ def read_message(clock: Clock, agent: str, draft: Draft) -> Accept:
 def _check_bool(value: object, field: str) -> None:
     if not isinstance(value, bool):
         raise InvalidMessageError(field, f"must be True or False, not {type(value).__name__}")
+
+
+def read_history(drafts: object) -> tuple[Draft, ...]:
+    """A channel's past as a batch: in the order in which it was said, waking nobody.
+
+    Raises:
+        InvalidMessageError: It is none, or one of it does not say when; names the place.
+    """
+    if not isinstance(drafts, Sequence) or isinstance(drafts, (str, bytes, bytearray)):
+        kind = type(drafts).__name__
+        raise InvalidMessageError("drafts", f"must be a sequence of Draft, not {kind}")
+    said: list[tuple[int, Draft]] = []
+    for place, draft in enumerate(drafts):
+        at_ms = draft.at_ms if isinstance(draft, Draft) else None
+        if type(at_ms) is not int:
+            raise InvalidMessageError(
+                f"drafts[{place}].at_ms", "must say when this was said, in epoch ms"
+            )
+        said.append((at_ms, replace(draft, wake=False)))
+    # What was said at one instant keeps its order.
+    return tuple(draft for _, draft in sorted(said, key=lambda each: each[0]))
 
 
 class Batch:
@@ -167,4 +194,4 @@ def too_large(what: str, size: int, limit: int, count: int) -> BatchTooLargeErro
     )
 
 
-__all__ = ["DRAFTS_MAX", "Batch", "Draft", "read_message", "too_large"]
+__all__ = ["DRAFTS_MAX", "Batch", "Draft", "read_history", "read_message", "too_large"]

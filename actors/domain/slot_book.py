@@ -460,6 +460,7 @@ class SlotBook:
         *,
         at_ms: int,
         round_: int | None = None,
+        channel: str | None = None,
     ) -> None:
         """Put a row of the live turn at the slot's end: a reply, results, a marker."""
         entry, seq = self._entry_next, self._seq_next
@@ -468,6 +469,7 @@ class SlotBook:
             message=message,
             author=author,
             role=role,
+            channel=channel,
             turn=self.lease.turn,
             round=round_,
             at_ms=at_ms,

@@ -22,6 +22,7 @@ from abeyance.storage.store import Chain, Delete, Guard, Put, Request
 from abeyance.storage.tables.slots import Entry, Inboxed, MessageId, Wake
 
 from .errors import MessageReadError, UnknownMessageError
+from .slot_arrivals import remaining
 from .slot_book import Draft, SlotBook, inboxed
 from .slot_messages import Accept, Receipt, Retract, TurnWithdrawn
 from .slot_turns import Plan
@@ -213,7 +214,8 @@ def _withdraw(
     if number is None or row is None or entry not in row.record.answers:
         return None
     answers = tuple(each for each in row.record.answers if each != entry)
-    turn = replace(row.record, answers=answers)
+    arrivals = remaining(row.record.arrivals, answers)
+    turn = replace(row.record, answers=answers, arrivals=arrivals)
     if answers or wakes or turn.round > 0:
         draft.put_counted("turns", (agent, number), row, turn)
         return None

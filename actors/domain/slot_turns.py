@@ -24,6 +24,7 @@ from abeyance.storage.tables.slots import Carried, Head, Turn, Wake
 
 from .errors import LeaseLostError
 from .mode import Quiesced, read_mode
+from .slot_arrivals import arrived, reply_channel
 from .slot_book import OPS_RESERVE, Counted, Draft, SlotBook
 from .slot_messages import (
     CloseGap,
@@ -65,9 +66,11 @@ def plan_start(book: SlotBook, start: StartTurn, chain: Chain) -> Plan:
         return Plan([], 0, Quiesced())
     agent, wakes = start.agent, book.wakes[start.agent]
     requests = book.drain_until_rest_fits(chain)
-    draft, answers = Draft(), tuple(wakes)
+    draft, answers = Draft(), tuple(sorted(wakes))
+    came = [(entry, wakes[entry].channel) for entry in answers]
     book.move(draft, book.prefix())
-    row, turn, unreadable = _open(book, draft, start, answers)
+    row, opened, unreadable = _open(book, draft, start, answers)
+    turn = replace(opened, arrivals=arrived(opened.arrivals, came))
     number = book.open_number(agent)
     draft.put_counted("turns", (agent, number), row, turn)
     book.write_lease(draft, token=book.lease.token + 1, agent=agent, turn=number)
@@ -177,6 +180,7 @@ def plan_round(book: SlotBook, round_: RecordRound, chain: Chain) -> Plan:
         content,
         at_ms=round_.at_ms,
         round_=round_.round,
+        channel=reply_channel(turn.record),
     )
     failures = max(turn.record.failures, round_.failures)
     recorded = replace(turn.record, round=round_.round, failures=failures)
@@ -204,11 +208,16 @@ def plan_boundary(book: SlotBook, close: CloseGap, chain: Chain, *, inject: bool
     moved = book.prefix(injectable=True) if inject else []
     wakes = book.wakes[close.agent]
     answered = [entry for entry in moved if entry in wakes]
+    came = [(entry, wakes[entry].channel) for entry in answered]
     book.move(draft, moved)
     for entry in answered:
         draft.deletes.append(Delete("wakes", (close.agent, entry)))
         del wakes[entry]
-    record = replace(turn.record, answers=turn.record.answers + tuple(answered))
+    record = replace(
+        turn.record,
+        answers=turn.record.answers + tuple(answered),
+        arrivals=arrived(turn.record.arrivals, came),
+    )
     draft.put_counted("turns", (close.agent, close.turn), turn, record)
     book.write_lease(draft, gap=None)
     _carry(book, draft, close.round + 1, record.context)
@@ -250,7 +259,8 @@ def plan_end(book: SlotBook, end: EndTurn, chain: Chain) -> Plan:
         receipt = mark(book, draft, end.rewind, is_answerable=is_answerable)
     if end.give_back:
         entry = book.take_entry()
-        wake = Wake(reason="stopped", author=end.agent, at_ms=end.at_ms)
+        channel = reply_channel(turn.record)
+        wake = Wake(reason="stopped", author=end.agent, channel=channel, at_ms=end.at_ms)
         book.wakes[end.agent][entry] = wake
         draft.put("wakes", (end.agent, entry), wake)
     record = replace(

@@ -40,6 +40,9 @@ class TranscriptMessage:
     role: Literal["user", "assistant", "results", "marker"]
     blocks: tuple[Block, ...]
     at_ms: int
+    channel: str | None = None
+    """Of a message, the channel it was sent on. Of a reply, where it belongs: the channel of the
+    latest message its turn answered by then that names one."""
 
     @property
     def text(self) -> str:
@@ -143,4 +146,5 @@ def _message(row: PlacedRow) -> TranscriptMessage:
         entry.role,
         row.blocks,
         entry.at_ms,
+        entry.channel,
     )

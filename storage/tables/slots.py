@@ -75,6 +75,7 @@ class Entry(Record, frozen=True, kw_only=True):
     role: Literal["user", "assistant", "results", "marker"]
     """`results` are tool results; a `marker` is for readers and is never sent to a provider."""
     channel: Name | None = None
+    """Where a message was sent; of a reply, where it belongs."""
     subject: Name | None = None
     turn: Seq | None = None
     round: Seq | None = None
@@ -177,6 +178,15 @@ class Head(Record, frozen=True, kw_only=True):
     open_turn: Seq | None = None
 
 
+class Arrival(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Messages in a row, of one channel, that a turn answers."""
+
+    channel: Name | None
+    first: Seq
+    last: Seq
+    """Entries; those between them are of this channel where the turn answers them."""
+
+
 class Turn(Record, frozen=True, kw_only=True):
     """One turn: from its wakes to its last reply."""
 
@@ -196,6 +206,8 @@ class Turn(Record, frozen=True, kw_only=True):
     """Whether its adapter carries messages into the live turn."""
     answers: tuple[Seq, ...] = ()
     """Entries of the wakes this turn answers."""
+    arrivals: tuple[Arrival, ...] = ()
+    """Where they came from, in the order of `answers`: the latest channel is the reply's."""
     context: Seq | None = None
     """Up to which place its requests carry what stands for the rows; None: they carry all rows.
     The same for all requests of one compile."""

@@ -162,6 +162,8 @@ async def test_messages_deferred_while_a_turn_was_being_held_keep_their_order_an
         assert texts(world.providers[0].requests[1]) == ["user: go", "user: A", "user: B"]
         (turn,) = world.turns()
         assert turn.answers[-1] == second.seq, "the latest chat is what the turn answers last"
+        replied = [message async for message in ana.transcript()][-1]
+        assert (replied.text, replied.channel) == ("to b", "b")
 
 
 @pytest.mark.behaviour("X-006")
