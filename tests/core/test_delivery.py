@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
@@ -393,13 +395,24 @@ async def test_owed_asks_come_back_first_in_order_and_uncounted_at_least_once(au
 
 
 async def test_poison_does_not_quarantine_an_innocent_owed_ask(autojump_clock):
+    class FailsLate(Again):
+        async def on_receive(self, message):
+            if message == ("owe", 1) and self.seen.count(message) == 6:
+                self.seen.append(message)
+                raise ActorCrashError("its first crash")
+            return await super().on_receive(message)
+
     async with ActorSystem() as system:
-        ref = await supervised(system, Again, intensity=100)
+        ref = await supervised(system, FailsLate, intensity=100)
         innocent = ref.ask(("owe", 1))
         for n in range(4):
             ref.tell(("boom", n))
         await trio.sleep(60 - 1)
-        assert system.quarantine.total == 4
+        assert [entry.message for entry in system.quarantine.entries] == [
+            ("boom", n) for n in range(4)
+        ]
+        # Twelve crashes of others are none of its own, and one of its own is not the third.
+        assert kept(ref)["seen"].count(("owe", 1)) == 1 + 12 + 1
         assert not innocent.settled
         assert kept(ref)["replies"][-1].set("fine")
         assert await innocent == "fine"
@@ -685,16 +698,34 @@ async def test_full_mailbox_drops_the_oldest_as_dead_letter(autojump_clock):
         assert kept(ref)["seen"] == ["sleep", 1, 2, "more"]
 
 
-async def test_stop_is_accepted_by_a_full_mailbox_and_never_dropped(autojump_clock):
+@pytest.mark.parametrize("policy", ["reject", "block", "drop_oldest", "drop_newest", "coalesce"])
+async def test_stop_is_accepted_by_a_full_mailbox_and_never_dropped(policy, autojump_clock):
+    class Held(overflowing(policy)):
+        coalesce_key = staticmethod(lambda message: None)
+
+        async def on_receive(self, message):
+            self.seen.append(message)
+            if message == "sleep":
+                await trio.sleep(5)
+
     async with ActorSystem() as system:
-        ref = system.start(overflowing("drop_oldest"))
+        ref = system.start(Held)
         ref.tell("sleep")
         await wait_all_tasks_blocked()
-        stopped = ref.stop()
-        for n in range(10):
+        for n in range(3):
             ref.tell(n)
-        ref.kill()
-        assert await stopped is True
+        stopped = ref.stop()
+        for n in range(3, 20):
+            with suppress(MailboxFullError):
+                ref.tell(n)
+        with trio.fail_after(60):
+            assert await stopped is True
+            await ref.stopped()
+        assert trio.current_time() == 5
+        handled, dead = kept(ref)["seen"], system.dead_letters.entries
+        # What was before the stop is handled, and what overflowed is not.
+        assert handled == ["sleep", *([] if policy == "drop_oldest" else range(3))]
+        assert all(isinstance(letter.message, int) for letter in dead)
 
 
 @pytest.mark.parametrize("policy", ["reject", "block", "drop_oldest", "drop_newest"])
@@ -997,13 +1028,28 @@ async def test_watching_an_actor_that_ended_is_told_at_once(autojump_clock):
         assert kept(ref)["ended"][0].final is True
 
 
-async def test_sink_that_raises_is_counted_and_isolated(autojump_clock):
-    def sink(_entry):
+@pytest.mark.parametrize(
+    ("sink", "failures"),
+    [("on_dead_letter", 1), ("on_quarantine", 1), ("on_event", None)],
+    ids=["dead letters", "quarantine", "events"],
+)
+async def test_sink_that_raises_is_counted_and_isolated(sink, failures, autojump_clock):
+    given = []
+
+    def raises(entry):
+        given.append(entry)
         raise ValueError("sink")
 
-    async with ActorSystem(on_dead_letter=sink, on_quarantine=sink, on_event=sink) as system:
+    async with ActorSystem(**{sink: raises}) as system:
         ref = await supervised(system, Recorder)
         ref.tell("boom")
         assert await ref.ask("x") == "x"
-        assert system.quarantine.total == 1
-        assert system.statistics().sink_failures >= 2
+        ended = system.start(Recorder)
+        ended.stop()
+        ended.tell("unhandled")
+        await ended.stopped()
+        assert await ref.ask("y") == "y"
+        assert [entry.message for entry in system.quarantine.entries] == ["boom"]
+        assert [entry.message for entry in system.dead_letters.entries] == ["unhandled"]
+        assert system.statistics().sink_failures == len(given) > 0
+        assert failures is None or len(given) == failures
