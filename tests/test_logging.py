@@ -27,6 +27,7 @@ ABOUT_NOBODY = {
     "an alert is lost with this process: %s",
     "what %s is owed cannot be read: %s",
     "an alert that is owed cannot be read: %s",
+    "which alert is owed to %s cannot be read; it is in the store",
     "that %s took an alert is not stored yet",
 }
 """Messages that are about no one actor or agent."""
