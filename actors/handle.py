@@ -525,7 +525,8 @@ class AgentHandle:
         runtime = self._runtime
         runtime._member(self.name)
         by = runtime._permitted("undo_rewind", self.name, requester, door)
-        return await self._ask_agent(UndoRewind(by, runtime.clock.now_ms()))
+        now_ms = runtime.clock.now_ms()
+        return await self._ask_agent(UndoRewind(new_message_id(now_ms), by, now_ms))
 
     async def _ask_agent(self, message: RewindSlot | UndoRewind) -> RewindReceipt:
         member = self._runtime._member(self.name)

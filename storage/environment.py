@@ -12,6 +12,7 @@ keeps a resize and a write transaction apart.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
@@ -80,7 +81,8 @@ def typed(error: OSError | lmdb.Error, path: Path, doing: str) -> StorageError:
         )
     if code in (errno.EACCES, errno.EPERM, errno.EROFS):
         return ReadOnlyStoreError(
-            f"{path} can't be written ({error}); nothing was changed; see its owner and mode",
+            f"{path} can't be written ({error}){_whose(error, path)}; nothing was changed; see its "
+            "owner and mode",
             path=str(path),
         )
     if isinstance(error, _DAMAGE):
@@ -94,6 +96,17 @@ def typed(error: OSError | lmdb.Error, path: Path, doing: str) -> StorageError:
         path=str(path),
         errno=code,
     )
+
+
+def _whose(error: Exception, path: Path) -> str:
+    """That a file is another user's, as in a store that was copied with its owners."""
+    named = getattr(error, "filename", None)
+    for each in (path if named is None else named, path):
+        with contextlib.suppress(OSError, TypeError):
+            owner, mine = os.stat(each).st_uid, os.geteuid()
+            if owner != mine:
+                return f": it belongs to user {owner} and this process is user {mine}"
+    return ""
 
 
 class Environment:

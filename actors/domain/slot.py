@@ -94,6 +94,7 @@ from .slot_poison import REFUSALS_MAX, culprit, named, plan_give_up
 from .slot_rewind import (
     check_rewind,
     find_act,
+    last_cut,
     next_prune_ms,
     plan_prune,
     plan_rewind,
@@ -160,6 +161,10 @@ class _Act:
             reply.set_exception(error)
 
 
+UNDOS_MAX: Final = 16
+"""Undos of rewinds that are remembered, in case who asked for one dies."""
+
+
 class SlotKept:
     """Who is told of wakes, and which leases were granted and not answered; survives a crash."""
 
@@ -173,6 +178,15 @@ class SlotKept:
         """How often a message in the inbox was refused by name."""
         self.ended = False
         """Its agent was disposed of; what is sent to it now would wait for nobody."""
+        self.undoing: dict[str, tuple[str, RewindReceipt]] = {}
+        """The last undos that were planned, by their acts: of which rewind, and what they come to.
+        An asker that died asks again, and must not put back the rewind before it."""
+
+    def begin_undo(self, act: str, cut: str, receipt: RewindReceipt) -> None:
+        """Note what an undo is of, the first time it is planned."""
+        self.undoing.setdefault(act, (cut, receipt))
+        if len(self.undoing) > UNDOS_MAX:
+            del self.undoing[next(iter(self.undoing))]
 
 
 class Slot(TrioActor):
@@ -480,7 +494,12 @@ class Slot(TrioActor):
                 requests, receipt = plan_rewind(book, message, chain)
                 return Plan(requests, len(requests), receipt)
             case UndoRewind():
-                requests, receipt = plan_undo(book, message, chain)
+                cut = last_cut(book)
+                requests, receipt = plan_undo(
+                    book, message, chain, self.kept.undoing.get(message.act)
+                )
+                if cut is not None:
+                    self.kept.begin_undo(message.act, cut, receipt)
                 return Plan(requests, len(requests), receipt)
             case Retract():
                 return plan_retract(book, message, self._id_of(message.message), chain)

@@ -217,6 +217,9 @@ class RewindSlot(NamedTuple):
 class UndoRewind(NamedTuple):
     """Ask: put back what the last rewind took out. Answers a `RewindReceipt`."""
 
+    act: str
+    """Tells one that was done before its asker died from one that is to be done: done again, it
+    would put back what the rewind before took out."""
     by: str
     at_ms: int
 

@@ -88,6 +88,10 @@ def plan_rewind(book: SlotBook, rewind: RewindSlot, chain: Chain) -> tuple[list[
         RewindRefusedError: A turn lives; nothing is planned.
         UnknownMessageError, InvalidInputError: As `check_rewind`.
     """
+    done = find_act(book, rewind.act)
+    if done is not None:
+        # Its asker died and asks again: it is stored, or on its way.
+        return [Request(chain=chain)], done
     if book.is_leased:
         raise RewindRefusedError(
             f"turn {book.lease.turn} of {book.lease.agent!r} lives on the slot {book.slot!r}; "
@@ -121,14 +125,24 @@ def mark(book: SlotBook, draft: Draft, rewind: RewindSlot, *, is_answerable: boo
     return RewindReceipt(first, last)
 
 
+def last_cut(book: SlotBook) -> str | None:
+    """The act of the rewind that an undo would put back."""
+    return book.lease.cuts[-1].act if book.lease.cuts else None
+
+
 def plan_undo(
-    book: SlotBook, undo: UndoRewind, chain: Chain
+    book: SlotBook, undo: UndoRewind, chain: Chain, begun: tuple[str, RewindReceipt] | None
 ) -> tuple[list[Request], RewindReceipt]:
     """Plan to put back what the last rewind took out.
 
+    Args:
+        begun: The rewind that this very undo was planned of before its asker, or the slot, died,
+            and what it came to. Where that is cut no more, it is done, or on its way.
     Raises:
         RewindRefusedError: There is none that can be put back; nothing is planned.
     """
+    if begun is not None and all(cut.act != begun[0] for cut in book.lease.cuts):
+        return [Request(chain=chain)], begun[1]
     cut = book.lease.cuts[-1] if book.lease.cuts else None
     if cut is None or cut.pruned is not None:
         why = "nothing of it is kept that was rewound"

@@ -61,9 +61,10 @@ def print_status(console: Console, report: StatusReport, now_ms: int) -> None:
     console.print()
     if report.agents and console.width < TABLE_COLUMNS_MIN:
         for agent in report.agents:
-            console.print(_agent_block(agent))
+            console.print(_agent_block(agent, pid=len(report.hosts) > 1))
     elif report.agents:
-        console.print(_agents_table(report.agents))
+        # Of one host the headline has the pid already.
+        console.print(_agents_table(report.agents, pids=len(report.hosts) > 1))
     else:
         console.print("No agents.")
     console.print()
@@ -129,20 +130,22 @@ def _processes(pids: tuple[int, ...]) -> str:
     return f"a process has ({named})" if len(pids) == 1 else f"processes have ({named})"
 
 
-def _agent_block(agent: AgentReport) -> Text:
+def _agent_block(agent: AgentReport, *, pid: bool) -> Text:
+    whose = f", pid {_count(agent.pid)}" if pid else ""
     return Text(
-        f"{escaped_text(agent.name)}\n  state {agent.state}, model {escaped_text(agent.model)}\n"
+        f"{escaped_text(agent.name)}\n"
+        f"  state {agent.state}, model {escaped_text(agent.model)}{whose}\n"
         f"  turn {_count(agent.turn)}, round {_count(agent.round)}, inbox {agent.inbox}, "
         f"wakes {agent.wakes}"
     )
 
 
-def _agents_table(agents: tuple[AgentReport, ...]) -> Table:
+def _agents_table(agents: tuple[AgentReport, ...], *, pids: bool) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("agent", overflow="fold", min_width=8)
     table.add_column("state", no_wrap=True)
     table.add_column("model", overflow="fold", min_width=8)
-    for name in ("turn", "round", "inbox", "wakes"):
+    for name in ("turn", "round", "inbox", "wakes", *(["pid"] if pids else [])):
         table.add_column(name, justify="right", no_wrap=True)
     for agent in agents:
         table.add_row(
@@ -153,6 +156,7 @@ def _agents_table(agents: tuple[AgentReport, ...]) -> Table:
             _count(agent.round),
             str(agent.inbox),
             str(agent.wakes),
+            *([_count(agent.pid)] if pids else []),
         )
     return table
 

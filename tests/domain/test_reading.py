@@ -139,7 +139,7 @@ def test_what_was_read_stays_read_on_every_branch_and_what_was_not_stays_unread(
     rewind = RewindSlot(1, "act", "api:ops", AT)
     desk.commit(plan_rewind(desk.book, rewind, desk.chain)[0])
     assert readings(desk) == before
-    desk.commit(plan_undo(desk.book, UndoRewind("api:ops", AT), desk.chain)[0])
+    desk.commit(plan_undo(desk.book, UndoRewind("u", "api:ops", AT), desk.chain, None)[0])
     desk.commit(plan_rewind(desk.book, rewind._replace(act="again"), desk.chain)[0])
     desk.accept("other")
     desk.record(desk.start(), 1, "other done")

@@ -51,7 +51,7 @@ class RewindDesk(BookDesk):
         return RewindSlot(to, f"act{self.acts}", "api:ops", AT)
 
     def undo(self) -> RewindReceipt:
-        requests, receipt = plan_undo(self.book, UndoRewind("api:ops", AT), self.chain)
+        requests, receipt = plan_undo(self.book, UndoRewind("u", "api:ops", AT), self.chain, None)
         self.commit(requests)
         return receipt
 

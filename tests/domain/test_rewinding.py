@@ -288,3 +288,33 @@ async def test_a_rewind_is_done_once_when_an_actor_dies_under_it(
         assert found[0] == "user: a"
         assert found[-1] == "assistant: after"
         assert not any("<wait>" in row for row in found)
+
+
+@pytest.mark.parametrize("victim", ["agent", "slot"])
+@pytest.mark.parametrize("after", range(0, 24, 2))
+async def test_an_undo_is_done_once_when_an_actor_dies_under_it_and_leaves_the_rewind_before_it(
+    world: World, virtual_time: MockClock, victim: str, after: int
+) -> None:
+    async with world.open():
+        ana = await world.add([reply("one"), reply("two"), reply("three")])
+        for words in "abc":
+            await ana.send(words)
+            await ana.wait_idle()
+        await ana.rewind(to=4, requester="ops")
+
+        async def kill() -> None:
+            for _ in range(after):
+                await trio.lowlevel.checkpoint()
+            world.ref(victim).kill("a test")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(kill)
+            assert await ana.rewind(to=2, requester="ops") == RewindReceipt(3, 6)
+        await ana.wait_idle()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(kill)
+            receipt = await ana.undo_rewind(requester="ops")
+        assert receipt == RewindReceipt(3, 6)
+        assert len(await shown(ana)) == 4
+        await ana.undo_rewind(requester="ops")
+        assert len(await shown(ana)) == 6

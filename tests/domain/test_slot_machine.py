@@ -448,7 +448,8 @@ class Life:
         self.model.rewind(to)
 
     async def do_undo(self, number: int) -> None:
-        undo = UndoRewind("api:ops", NOW_MS)
+        self.serial += 1
+        undo = UndoRewind(f"undo{self.serial}", "api:ops", NOW_MS)
         if self.model.undo():
             await self.room.slot.ask(undo)
             return

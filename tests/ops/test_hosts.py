@@ -104,7 +104,11 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 def test_two_hosts_of_a_directory_are_shown_as_one_and_each_agent_is_released_by_its_host(
-    state: Path, hosts: tuple[Host, Host], run: Run, capsys: pytest.CaptureFixture[str]
+    state: Path,
+    hosts: tuple[Host, Host],
+    run: Run,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     code, status, _ = run("status", str(state))
     assert (code, status["silent_pids"]) == (0, [])
@@ -116,7 +120,17 @@ def test_two_hosts_of_a_directory_are_shown_as_one_and_each_agent_is_released_by
     assert sorted(wait["agent"] for wait in status["waits"]) == ["ana", "bo"]
     assert run("waits", str(state))[1] == {"waits": status["waits"]}
     assert cli.main(["status", str(state)]) == 0
-    assert "2 hosts running" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "2 hosts running" in shown
+    rows = [line.split() for line in shown.splitlines() if line.startswith(("ana ", "bo "))]
+    assert [(row[0], row[-1]) for row in rows[:2]] == [
+        ("ana", str(hosts[0].pid)),
+        ("bo", str(hosts[1].pid)),
+    ]
+    monkeypatch.setenv("COLUMNS", "50")
+    assert cli.main(["status", str(state)]) == 0
+    assert f", pid {hosts[0].pid}\n" in capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "80")
     _, tree, _ = run("tree", str(state))
     assert {tree["pid"], *(other["pid"] for other in tree["others"])} == {h.pid for h in hosts}
     assert cli.main(["tree", str(state)]) == 0
@@ -206,7 +220,7 @@ class Owner:
             raise self._refusal
         return Released()
 
-    async def replay_dead_letter(self, id: int, *, requester: str) -> Any:  # noqa: A002
+    async def replay_dead_letter(self, id: int, *, requester: str, door: str) -> Any:  # noqa: A002
         self.asked.append(id)
         if id != self._number:
             raise self._refusal

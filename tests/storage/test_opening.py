@@ -450,6 +450,27 @@ def test_a_directory_that_can_t_be_written_is_said_to_be_read_only(
         _open(tmp_path / "state")
 
 
+def test_a_store_that_is_another_users_says_whose_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = _open(tmp_path / "state")
+    store.close()
+    owner = os.geteuid()
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise PermissionError(13, "Permission denied", str(tmp_path / "state" / "store"))
+
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    monkeypatch.setattr(Path, "read_text", refuse)
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(ReadOnlyStoreError) as caught:
+        _open(tmp_path / "state")
+    said = f"it belongs to user {owner} and this process is user {owner + 1}"
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of one MiB of its own."""
