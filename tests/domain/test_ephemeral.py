@@ -29,6 +29,7 @@ from abeyance.storage.store import Put, Request
 from abeyance.storage.tables.agents import Ephemeral
 from abeyance.storage.tables.blocks import TextBlock
 
+from .test_conversations import Midstream
 from .test_unreadable_holds import Broken
 from .world import Stop, World, tool, until
 
@@ -97,21 +98,26 @@ async def test_a_stated_wait_up_to_ten_minutes_is_slept_in_full_and_recorded_now
 
 
 @pytest.mark.behaviour("W-086", "W-088", "W-089", "R-34", "X-005")
+@pytest.mark.parametrize(
+    ("limited", "stated_s"),
+    [(fail(429, retry_after=7_200), 7_200), (Midstream(), 1_200)],
+    ids=["before the stream", "out of the stream"],
+)
 async def test_a_longer_wait_ends_the_run_at_once_with_the_instant(
-    world: World, virtual_time: MockClock
+    world: World, virtual_time: MockClock, limited: Any, stated_s: int
 ) -> None:
     async with world.open() as runtime:
-        used = spec(world, fail(429, retry_after=7_200), reply("too early"))
+        used = spec(world, limited, reply("too early"))
         began = world.clock.now_ms()
         with pytest.raises(RunExhaustedError) as caught:
             await runtime.run_ephemeral(used, "go")
         error = caught.value
         assert world.clock.now_ms() - began < 5_000
         assert error.deadline_ms is not None
-        assert abs(error.deadline_ms - began - 7_200_000) < 5_000
+        assert abs(error.deadline_ms - began - stated_s * 1_000) < 5_000
         assert error.sleep_max_ms == 600_000
         assert "600" in str(error)
-        assert "7200" in str(error) or "7199" in str(error)
+        assert str(stated_s) in str(error) or str(stated_s - 1) in str(error)
         assert pickle.loads(pickle.dumps(error)).deadline_ms == error.deadline_ms
         await trio.sleep(10_000)
         assert calls(used) == 1, "no second call"

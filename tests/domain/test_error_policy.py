@@ -326,3 +326,28 @@ def test_jitter_of_the_default_policy_only_adds_and_never_passes_the_bound() -> 
             decided = backoff.decide(failure(attempt))
             assert isinstance(decided, Retry)
             assert least <= decided.after_s <= min(60.0, least + 1)
+
+
+@pytest.mark.behaviour("W-122", "X-002")
+@pytest.mark.parametrize("after_s", [50.0, 34 * 86_400.0], ids=["in the turn", "34 days"])
+async def test_a_stop_during_a_conversations_delay_makes_no_call_and_its_next_start_one(
+    world: World, virtual_time: MockClock, after_s: float
+) -> None:
+    policy = Policy(Retry(after_s))
+    async with world.open() as runtime:
+        first = ScriptedProvider([fail(500), reply("never")], clock=world.clock)
+        spec = AgentSpec(name="ana", provider=first, model="m", error_policy=policy)
+        await runtime.add_agent(spec)
+        fork = await runtime.open_conversation("ana", channel="c1")
+        await fork.send("go")
+        await until(lambda: len(first.requests) == 1 and not world.permits_out(fork.name))
+        before = trio.current_time()
+    assert trio.current_time() - before < 5
+    assert len(first.requests) == 1
+    async with world.open() as runtime:
+        second = ScriptedProvider([reply("fresh")], clock=world.clock)
+        await runtime.add_agent(AgentSpec(name="ana", provider=second, model="m"))
+        fork = await runtime.open_conversation("ana", channel="c1")
+        await fork.wait_idle()
+        assert (await shown(fork))[-1] == "assistant: fresh"
+        assert (len(first.requests), len(second.requests)) == (1, 1)

@@ -399,6 +399,28 @@ async def test_a_repeated_release_of_an_agent_that_is_gone_offers_what_is_pendin
         assert runtime.provider_waits() == ()
 
 
+@pytest.mark.behaviour("W-121")
+async def test_health_counts_what_is_not_stored_yet_and_the_calls_that_are_out(
+    world: World, virtual_time: MockClock, disk: Disk
+) -> None:
+    gate = Gate(then=fail(429, retry_after=3_600))
+    async with world.open() as runtime:
+        ana, bo = await world.add([gate]), await world.add([], "bo")
+        await ana.send("one")
+        await gate.wait_entered()
+        assert [runtime.health()[name].admission.calls for name in ("ana", "bo")] == [1, 0]
+        with full(disk):
+            gate.release()
+            await until(lambda: runtime.health()["ana"].admission.pending == 1)
+            ana_now, bo_now = runtime.health()["ana"], runtime.health()["bo"]
+            assert [wait.model for wait in ana_now.admission.waits] == ["m"], "it binds already"
+            assert (ana_now.can_call, ana_now.admission.calls) == (False, 0)
+            assert (bo_now.can_call, bo_now.admission.pending) == (True, 0)
+        await trio.sleep(31)
+        await bo.wait_idle()
+        assert runtime.health()["ana"].admission.pending == 0
+
+
 async def test_a_parked_agent_runs_again_with_what_was_accepted_for_it(
     world: World, virtual_time: MockClock
 ) -> None:

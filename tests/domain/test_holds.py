@@ -38,7 +38,7 @@ def slow_hold(monkeypatch: pytest.MonkeyPatch) -> tuple[trio.Event, trio.Event]:
     return entered, go
 
 
-@pytest.mark.behaviour("W-063", "W-071")
+@pytest.mark.behaviour("W-063")
 async def test_a_stated_wait_holds_the_turn_with_one_call_no_marker_no_lease_and_no_task(
     world: World, virtual_time: MockClock
 ) -> None:
@@ -61,6 +61,28 @@ async def test_a_stated_wait_holds_the_turn_with_one_call_no_marker_no_lease_and
         assert not world.ref("agent")._cell.tasks
         assert not world.rows("wakes", "ana"), "the held turn answers its wake"
         assert world.ref("agent")._cell.kept.streak.failed == 0
+
+
+@pytest.mark.behaviour("W-071")
+async def test_a_hold_counts_the_calls_that_failed_and_not_the_wakes_that_come_to_it(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open():
+        ana = await world.add(
+            [fail(429, retry_after=60), fail(429, retry_after=60), reply("at last")]
+        )
+        await ana.send("go")
+        await ana.wait_idle()
+        for failed in (1, 2):
+            for number in range(5):
+                await ana.send(f"more {number}", channel=f"c{failed}{number}")
+                await ana.wait_idle()
+            (turn,) = world.turns()
+            assert (turn.state, turn.failures) == ("held", failed)
+            await trio.sleep(61)
+            await ana.wait_idle()
+        (turn,) = world.turns()
+        assert (turn.state, turn.failures) == ("done", 2)
 
 
 @pytest.mark.behaviour("W-064", "W-065", "W-022")

@@ -141,13 +141,17 @@ async def test_a_wait_ends_by_the_clock_alone_to_the_millisecond_and_nothing_is_
     store = DeskStore()
     async with open_books(store) as books:
         await books.set(60)
+        await books.set(7_200, key=("bo", "m1"), why="stands")
         before = store.revision()
         books.clock.advance(59_999)
         assert (await books.held()).reason == "w"  # type: ignore[union-attr]
-        assert len(books.book.listing()) == 1
+        assert [wait.agent for wait in books.book.listing()] == ["ana", "bo"]
         books.clock.advance(1)
         assert await books.held() is None
-        assert books.book.listing() == ()
+        set_ms = books.clock.now_ms() - 60_000
+        stands = ProviderWait("bo", "m1", set_ms + 7_200_000, "stands", set_ms)
+        assert books.book.listing() == (stands,)
+        assert books.book.listing("ana") == ()
         assert store.revision() == before
 
 

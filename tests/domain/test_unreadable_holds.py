@@ -12,7 +12,8 @@ import trio
 from trio.testing import MockClock
 
 from abeyance.actors.domain.agent import StopTurns
-from abeyance.actors.domain.protocol import ReleasedWait
+from abeyance.actors.domain.protocol import Admit, ReleasedWait, Settle
+from abeyance.actors.providers.port import Permit
 from abeyance.actors.testing import fail, reply
 from abeyance.storage.errors import StoreIOError
 from abeyance.storage.keys import encode_key
@@ -302,3 +303,20 @@ async def test_a_release_of_a_page_that_cannot_be_read_runs_the_turn_and_outlast
             await ana.wait_idle()
             assert (await shown(ana))[-1] == f"assistant: still {number}"
             assert len(runtime.alerts()) == 1, "of the hold before the release"
+
+
+@pytest.mark.behaviour("W-054")
+async def test_an_auxiliary_call_that_names_no_model_is_refused_while_nothing_can_be_read(
+    world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = Broken(monkeypatch)
+    async with world.open():
+        await world.add([])
+        refused = await world.ref("gate").ask(Admit(None, "auxiliary"))
+        assert (refused.cause, refused.model, refused.deadline_ms) == ("unreadable", "*", None)
+        assert not world.permits_out()
+        broken.on = False
+        await trio.sleep(31)
+        permit = await world.ref("gate").ask(Admit(None, "auxiliary"))
+        assert isinstance(permit, Permit)
+        world.ref("gate").tell(Settle(permit, "unknown"))

@@ -280,7 +280,7 @@ async def test_health_status_socket_and_stopped_store_show_the_same_binding_wait
 
 
 @pytest.mark.behaviour("W-121")
-def test_health_counts_what_is_not_stored_yet_under_threads(tmp_path: Path) -> None:
+def test_health_is_had_under_threads(tmp_path: Path) -> None:
     clock = WallClock()
     with HostedRuntime(tmp_path / "state", control=False, clock=clock) as host:
         spec = AgentSpec(name="ana", provider=ScriptedProvider([]), model="m")
