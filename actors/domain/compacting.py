@@ -92,6 +92,9 @@ class CompactingContext:
         base = next(desk.summaries(), None)
         after = 0 if base is None else base.last
         rows = [row async for row in desk.rows(after=after)]
+        size = sum(map(_size, rows)) + (0 if base is None else len(base.text))
+        if size <= self.past_chars:
+            return  # It was compacted since.
         for part in self._parts(rows, desk.coverable())[:STEPS_MAX]:
             text = self._text_of(await desk.call(self._request(desk, base, part)))
             base = await desk.keep(PREFACE + text, last=part[-1].seq)

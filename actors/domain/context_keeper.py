@@ -222,11 +222,11 @@ class ContextKeeper(TrioActor):
         kept.not_before = trio.current_time() + pause_s
         _logger.warning(
             "context strategy %s of agent %r failed: %s; the slot stays as it is, and the strategy "
-            "is asked again at the end of a turn, in %g s at the soonest",
+            "is asked again at the end of a turn, in %s s at the soonest",
             self._name,
             self._seams.agent,
             clean_text(told(error), TOLD_CHARS_MAX),
-            pause_s,
+            f"{pause_s:g}",
             agent=self._seams.agent,
         )
 
