@@ -12,6 +12,7 @@ Runs in: the loop thread. What is to be told, and what compaction waits for, is 
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections import deque
 from typing import Any, ClassVar, Final, NamedTuple
@@ -112,6 +113,7 @@ class ContextKeeper(TrioActor):
         self._desk: AgentContextDesk | None = None
         self._cadence: Timer | None = None
         self._looking = False
+        """The gate was asked; until it answers nothing is compacted."""
 
     @classmethod
     def make_kept(cls) -> ContextKept:
@@ -161,7 +163,8 @@ class ContextKeeper(TrioActor):
         """Have the strategy look whether there is something to compact, unless it must wait."""
         kept = self.kept
         is_paused = trio.current_time() < kept.not_before
-        if not kept.wanted or self._desk is not None or kept.deferral is not None or is_paused:
+        is_busy = self._desk is not None or self._looking or kept.deferral is not None
+        if not kept.wanted or is_busy or is_paused:
             return
         kept.wanted = False
         seams = self._seams
@@ -207,11 +210,13 @@ class ContextKeeper(TrioActor):
             self._watch()
         elif error is None:
             kept.failures, kept.not_before = 0, 0.0
+        elif desk.failed is not None:
+            # What the call stated may hold the model: then it is tried again when that is over.
+            kept.wanted = True
+            self._peek(desk.failed[0], error)
+            return
         elif not isinstance(error, AdmissionClosedError | AgentEndedError | OwnershipLostError):
             self._failed(error)
-            if desk.failed is not None:
-                # What it stated holds the model: then it is tried again when that is over.
-                self._peek(desk.failed[0])
         self._go()
 
     def _failed(self, error: BaseException) -> None:
@@ -267,22 +272,22 @@ class ContextKeeper(TrioActor):
         if self.kept.deferral is not None and self._desk is None:
             self._peek(self.kept.deferral.model)
 
-    def _peek(self, model: str) -> None:
+    def _peek(self, model: str, failed: BaseException | None = None) -> None:
         if not self._looking:
             self._looking = True
-            self.ask(self._seams.gate, Peek(model, "auxiliary"), tag=self._looked)
+            then = functools.partial(self._looked, failed)
+            self.ask(self._seams.gate, Peek(model, "auxiliary"), tag=then)
 
-    def _looked(self, answer: Answer) -> None:
+    def _looked(self, failed: BaseException | None, answer: Answer) -> None:
         self._looking = False
         if answer.error is not None:
             return  # The gate has ended, and its agent with it.
         kept, still = self.kept, answer.value
         if still is not None:
             kept.deferral = still
-            if kept.failures:
-                # It was no failure but a wait.
-                kept.failures, kept.not_before = 0, 0.0
             self._watch()
+        elif failed is not None:
+            self._failed(failed)
         elif kept.deferral is not None:
             kept.deferral, kept.wanted = None, True
             if self._turn_comes_first():

@@ -66,13 +66,14 @@ class Incident:
     def __init__(self, state: Path, simulator: ProviderSimulator) -> None:
         self.state = state
         self.simulator = simulator
+        self.how = ""
 
     @asynccontextmanager
     async def life(self, ahead_ms: int = 0) -> AsyncIterator[Life]:
         """A host, which is killed at the end of the block."""
         command = [
             *(sys.executable, str(CHILD), str(self.state), self.simulator.base_url),
-            str(ahead_ms),
+            *(str(ahead_ms), self.how),
         ]
         async with trio.open_nursery() as nursery:
             start = partial(
@@ -164,6 +165,45 @@ async def test_a_stated_wait_outlasts_a_rollback_a_kill_and_a_restart_and_then_o
         assert await host.call("waits") == []
         assert incident.calls[2:] == [["first", "wake"]]
         assert await host.call("shown") == ["user: first", "user: wake", "assistant: answer 3"]
+
+
+@pytest.mark.behaviour("W-130", "W-090")
+@pytest.mark.parametrize("ends", ["by itself", "released"])
+async def test_a_compaction_keeps_to_a_stated_wait_over_a_rollback_a_kill_and_a_restart(
+    incident: Incident, ends: str
+) -> None:
+    incident.how = "compacting"
+    long = "first " * 500
+    async with incident.life() as host:
+        await host.call("send", long)
+        assert await host.call("settle") == "idle"
+        # The second call is the compaction's, and it is refused for two hours.
+        assert await host.call("refused") == "ana"
+        await host.call("send", "second")
+        assert await host.call("settle") == "held"
+        assert len(incident.calls) == 2
+        assert await host.call("rewind", 2) == [3, 3]
+    async with incident.life(11 * MINUTE_MS) as host:
+        await host.call("send", "wake")
+        assert await host.call("settle") == "held"
+        assert await host.call("compact") == ["wait"]
+        assert await host.call("tick") == "deferred: wait"
+        assert len(incident.calls) == 2, "nothing was called before the provider's instant"
+        if ends == "released":
+            assert await host.call("release") == ["recorded"]
+            assert await host.call("settle") == "idle"
+            assert await host.call("summed_up")
+            assert len(incident.calls) == 4
+    over_ms = WAIT_S * 1_000 + MINUTE_MS if ends == "by itself" else 12 * MINUTE_MS
+    async with incident.life(over_ms) as host:
+        assert await host.call("settle") == "idle"
+        (summary,) = await host.call("summed_up")
+        assert summary.endswith("answer 4")
+        assert [len(call) for call in incident.calls[2:]] == [3, 1], "a turn, then a summary"
+        assert incident.calls[2][1:] == ["answer 1", "wake"]
+        await host.call("send", "on")
+        assert await host.call("settle") == "idle"
+        assert incident.calls[4] == [summary, "on"], "it stands for all that was answered"
 
 
 @pytest.mark.behaviour("W-077")

@@ -1,8 +1,9 @@
 """A host with one agent on the Anthropic wire, steered by JSON lines; it is there to be killed.
 
-Arguments: the state directory, the provider's URL, and by how many milliseconds its wall clock is
-ahead. Each line of standard input is a call of a function below and its arguments; each line of
-standard output is what it came to. The first line of output says that the agent is there.
+Arguments: the state directory, the provider's URL, by how many milliseconds its wall clock is
+ahead, and "compacting" where the agent sums up what was answered, once that is long. Each line of
+standard input is a call of a function below and its arguments; each line of standard output is what
+it came to. The first line of output says that the agent is there.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import json
 import sys
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import trio
 
 from abeyance.actors import AgentHandle, AgentSpec, Runtime, open_runtime
-from abeyance.actors.domain.protocol import Admit
+from abeyance.actors.context import CallDeferred, CompactingContext
+from abeyance.actors.domain.protocol import Admit, TurnOver
 from abeyance.actors.domain.wait_book import Deferral
 from abeyance.actors.providers import AnthropicProvider
 
@@ -28,6 +30,18 @@ class AheadClock:
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000 + self.ahead_ms
+
+
+class Compacting(CompactingContext):
+    """Sums up all that was answered, once it is long; notes what was deferred."""
+
+    __slots__ = ()
+    deferred: ClassVar[list[str]] = []
+    told: ClassVar[trio.Event] = trio.Event()
+
+    async def on_call_deferred(self, event: CallDeferred) -> None:
+        self.deferred.append(event.cause)
+        self.told.set()
 
 
 class Host:
@@ -57,6 +71,28 @@ class Host:
         answer = await gate.ask(Admit("m", "auxiliary"))
         return f"deferred: {answer.cause}" if isinstance(answer, Deferral) else "admitted"
 
+    async def compact(self) -> list[str]:
+        """A tick of the compaction, as at the end of a long turn, and what deferred its call."""
+        keeper = self.runtime._system.find("context:ana")
+        assert keeper is not None
+        keeper.tell(TurnOver(10_000))
+        await Compacting.told.wait()
+        return Compacting.deferred
+
+    async def refused(self) -> str:
+        """Whose wait is recorded, once one is."""
+        with self.runtime.events(kinds=["wait_recorded"]) as recorded:
+            if not self.runtime.provider_waits():
+                await anext(aiter(recorded))
+        return self.runtime.provider_waits()[0].agent
+
+    async def summed_up(self) -> list[str]:
+        """The summaries, once there is any."""
+        with self.runtime.events(kinds=["context_kept"]) as kept:
+            if not self.ana.summaries():
+                await anext(aiter(kept))
+        return [each.text for each in self.ana.summaries()]
+
     async def release(self) -> list[str]:
         receipt = await self.runtime.release_provider_wait("ana", requester="ops")
         return [item.reach for item in receipt.released]
@@ -69,11 +105,13 @@ class Host:
         return [f"{row.role}: {row.text}" async for row in self.ana.transcript()]
 
 
-async def main(directory: str, base_url: str, ahead_ms: str) -> None:
+async def main(directory: str, base_url: str, ahead_ms: str, how: str = "") -> None:
     clock = AheadClock(int(ahead_ms))
     async with open_runtime(directory, clock=clock) as runtime:
         provider = AnthropicProvider(api_key="any", base_url=base_url, clock=clock)
-        ana = await runtime.add_agent(AgentSpec(name="ana", provider=provider, model="m"))
+        context = Compacting(past_chars=2_000, keep_chars=0) if how == "compacting" else None
+        spec = AgentSpec(name="ana", provider=provider, model="m", context=context)
+        ana = await runtime.add_agent(spec)
         host = Host(runtime, ana, clock)
         print(json.dumps("ready"), flush=True)
         while line := await trio.to_thread.run_sync(sys.stdin.readline):
