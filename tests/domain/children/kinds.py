@@ -18,6 +18,9 @@ from abeyance.actors import AgentSpec, Runtime, Tool, open_runtime
 from abeyance.actors.testing import ScriptedProvider, call_tool, fail, reply
 from abeyance.storage.crashpoints import arm
 
+from ..talk import Talk, small
+from ..world import shown
+
 NOTES = 150
 """More rows than one commit of a fork takes over."""
 
@@ -64,6 +67,33 @@ async def remove(runtime: Runtime) -> None:
 async def run(runtime: Runtime) -> None:
     spec = AgentSpec(name="sum", provider=ScriptedProvider([reply("in short")]), model="m")
     await runtime.run_ephemeral(spec, "go")
+
+
+async def summed_up(runtime: Runtime) -> None:
+    """Talk until the transcript was summed up."""
+    provider = ScriptedProvider(Talk())
+    spec = AgentSpec(name="ana", provider=provider, model="m", context=small())
+    agent = await runtime.add_agent(spec)
+    with runtime.events(kinds=["context_kept"]) as kept:
+        for word in "abcd":
+            await agent.send(word)
+            await agent.wait_idle()
+        await anext(aiter(kept))
+
+
+async def talk_on(runtime: Runtime) -> None:
+    """One more turn, and what it has the strategy do."""
+    provider = ScriptedProvider(Talk())
+    spec = AgentSpec(name="ana", provider=provider, model="m", context=small())
+    agent = await runtime.add_agent(spec)
+    with runtime.events(kinds=["context_kept"]) as kept:
+        await agent.send("e")
+        await agent.wait_idle()
+        if len(await shown(agent)) > 8 and not agent.summaries():
+            await anext(aiter(kept))
+    first = provider.requests[0].messages[0].blocks[0]
+    # Nothing else of this process outlives it.
+    await agent.send(f"it began with: {first}", id="began", wake=False)
 
 
 async def only_open(runtime: Runtime) -> None:
