@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from abeyance.actors import Pacing
-from abeyance.actors.domain import alerts, limits, policy
+from abeyance.actors import CompactingContext, Pacing
+from abeyance.actors.domain import alerts, compacting, context_keeper, limits, policy
 from abeyance.actors.domain.call import RETRY_IN_TURN_S_MAX
 from abeyance.actors.providers import AnthropicProvider
 
@@ -75,3 +75,19 @@ def test_published_bounds_of_sinks_are_the_programs() -> None:
     assert len(alerts.PAUSES_S) + 1 == 8
     assert 13 * 60 < sum(alerts.PAUSES_S) < 17 * 60
     assert f"At most {alerts.OWED_MAX:,} alerts wait" in SEMANTICS
+
+
+def test_published_numbers_of_contexts_are_the_programs() -> None:
+    text = (ROOT / "docs" / "context.md").read_text(encoding="utf-8")
+    assert said(text, r"waits for it for at most LIMIT") == {limits.COMPACTION_YIELD_MS}
+    assert said(SEMANTICS, r"waits at most LIMIT for a strategy") == {limits.COMPACTION_YIELD_MS}
+    assert said(text, r"it may take LIMIT") == {limits.COMPACTION_CALL_MS_MAX}
+    assert said(text, r"each for at most LIMIT") == {context_keeper.EVENT_S_MAX * 1_000}
+    assert "one `compact` may take an hour" in text
+    assert context_keeper.COMPACTION_S_MAX == 3_600
+    assert "after a minute at the soonest, then two, up to an hour" in text
+    assert (context_keeper.PAUSE_INITIAL_S, context_keeper.PAUSE_MAX_S) == (60, 3_600)
+    for name, field in CompactingContext.__dataclass_fields__.items():
+        if isinstance(field.default, int):
+            assert f"| `{name}` | {field.default:,} |" in text
+    assert f"each row bounded to {compacting.ROW_CHARS_MAX:,} characters" in text

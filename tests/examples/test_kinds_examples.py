@@ -9,7 +9,7 @@ from pathlib import Path
 
 import trio
 
-from abeyance.actors.testing import Answer, ProviderSimulator, Rule, When
+from abeyance.actors.testing import Answer, ProviderSimulator, Rule, When, WireRequest
 
 KINDS = Path(__file__).parents[2] / "examples" / "kinds"
 
@@ -47,3 +47,20 @@ async def test_conversation_example_knows_what_the_resident_heard(tmp_path: Path
         "user: When do we meet?",
         "assistant: At noon.",
     ]
+
+
+async def test_context_example_sums_up_what_is_old_and_goes_on(tmp_path: Path) -> None:
+    def answer(request: WireRequest) -> Answer:
+        if request.system.startswith("You keep the memory"):
+            return Answer(text="Three towns, and Tromsø the coldest.")
+        if "coldest" in request.last_text:
+            return Answer(text="In Tromsø.")
+        return Answer(text="It is by the sea. " * 50)
+
+    async with ProviderSimulator(answer) as simulator:
+        said = (await run("context.py", simulator, tmp_path)).splitlines()
+        carried = simulator.log[-1].request["messages"]
+    assert said[0].startswith("places 1 to ")
+    assert said[0].endswith("Three towns, and Tromsø the coldest.")
+    assert said[1:] == ["user: Where was it coldest?", "assistant: In Tromsø."]
+    assert len(carried) < 7
