@@ -27,6 +27,7 @@ from .domain.compacting import CompactingContext
 from .domain.context import ContextDesk, ContextStrategy, Summary
 from .domain.drafts import Draft
 from .domain.fallback import FallbackChain, ModelChoice
+from .domain.imports import ImportedMessage, ImportRepair, ImportReport
 from .domain.mode import QuiesceReceipt, ResumeReceipt
 from .domain.policy import (
     Backoff,
@@ -87,6 +88,9 @@ __all__ = [
     "HostedAgent",
     "HostedRuntime",
     "HostedSystem",
+    "ImportRepair",
+    "ImportReport",
+    "ImportedMessage",
     "InboxRow",
     "ModelChoice",
     "Pacing",

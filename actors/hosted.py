@@ -28,6 +28,7 @@ from .domain.asks import ASKS
 from .domain.context import Summary
 from .domain.drafts import Draft
 from .domain.errors import RuntimeClosedError
+from .domain.imports import ImportReport, Source
 from .domain.ingress import Content
 from .domain.mode import WITHIN_S, QuiesceReceipt, ResumeReceipt
 from .domain.protocol import ReleaseReceipt
@@ -314,6 +315,22 @@ class HostedRuntime:
 
         found: tuple[InboxRow, ...] = self._call(read, True)
         return found
+
+    def import_deferred(
+        self,
+        source: Source,
+        *,
+        agent: str | None = None,
+        wake: bool = False,
+        dry_run: bool = False,
+        block: bool = True,
+    ) -> Any:
+        """Accept the deferred messages of an older queue. As `Runtime.import_deferred`."""
+
+        async def take(runtime: Runtime) -> ImportReport:
+            return await runtime.import_deferred(source, agent=agent, wake=wake, dry_run=dry_run)
+
+        return self._call(take, block)
 
     def dead_letters(
         self, *, before: int | None = None, limit: int = 100

@@ -52,6 +52,7 @@ from .domain.errors import (
     UnknownAgentError,
 )
 from .domain.events import RunChanged
+from .domain.imports import ImportReport, Source
 from .domain.ingress import Content, check_name, identity
 from .domain.journal import CommitFigures, Journal
 from .domain.mode import (
@@ -77,6 +78,7 @@ from .domain.waits import Ledger
 from .ephemeral import EphemeralRuns
 from .groups import Groups
 from .handle import AgentHandle
+from .importing import import_file
 from .lifetime import Lifetime
 from .members import Member
 from .quiescence import Quiescence
@@ -582,6 +584,40 @@ class Runtime(RunVerbs):
         self._check_open()
         check_listing(agent, after, limit)
         return await read_inbox(self._store, agent, after=after, limit=limit)
+
+    async def import_deferred(
+        self,
+        source: Source,
+        *,
+        agent: str | None = None,
+        wake: bool = False,
+        dry_run: bool = False,
+    ) -> ImportReport:
+        """Accept the deferred messages of an older queue, in its order; docs/import.md has the
+        format.
+
+        The whole file is read first. Entries of which it cannot be told what they were are
+        dropped; ids, numbers and fields that are not sound are mended; what this runtime does not
+        take is refused and is in the file still. Each of these is told of in the report. Imported
+        again, a file accepts nothing twice: what was accepted is known by its id.
+
+        A checkpoint. Cancelled, or cut off by a death: the commits so far stand, each agent's
+        messages from the first on without a gap; import the file again.
+        Durable: on return.
+
+        Args:
+            source: A path, or a file that is open for reading; at most 256 MiB.
+            agent: For whom entries are that name no target.
+            wake: Whether entries that do not say ask for a turn.
+            dry_run: Only report what would be done.
+        Raises:
+            InvalidInputError, InvalidNameError: Names the argument, or the place in the file; or it
+                cannot be read. Nothing was accepted.
+            InboxFullError, NotStoredError, AgentParkedError, OwnershipLostError,
+                RuntimeClosedError: The commits so far stand; mend the cause, and import again.
+        """
+        self._check_open()
+        return await import_file(self, source, agent, wake=wake, dry_run=dry_run)
 
     def alerts(self, *, after: int | None = None, limit: int = 100) -> tuple[Alert, ...]:
         """What operators were told of, oldest first; earlier runs' included.

@@ -55,6 +55,7 @@ from .protocol import (
     AlertsReport,
     EntriesReport,
     EntryReport,
+    ImportReport,
     InboxReport,
     InboxRowReport,
     QuiesceReport,
@@ -72,6 +73,7 @@ from .render import (
     print_alerts,
     print_check,
     print_entries,
+    print_import,
     print_inbox,
     print_quiesce,
     print_release,
@@ -153,6 +155,9 @@ class Target(Protocol):
     def inbox(
         self, agent: str | None = None, *, after: int | None = None, limit: int = 100
     ) -> tuple[InboxRowReport, ...]: ...
+    def import_deferred(
+        self, path: str, *, agent: str | None = None, wake: bool = False, dry_run: bool = False
+    ) -> ImportReport: ...
     def close(self) -> None: ...
 
 
@@ -463,6 +468,39 @@ def inbox(
         typer.echo(json_text(InboxReport(inbox=found)))
     else:
         print_inbox(_console(), found)
+
+
+@app.command("import")
+def import_deferred(
+    directory: StateDir,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The older queue (docs/import.md).")],
+    agent: Annotated[
+        str | None, typer.Option(metavar="NAME", help="For whom entries without a target are.")
+    ] = None,
+    wake: Annotated[
+        bool, typer.Option("--wake", help="Entries that do not say ask for a turn.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be done.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Accept the deferred messages of an older queue, and say what was mended of each."""
+    if agent is not None:
+        check_name(agent, "agent")
+    target = open_target(directory)
+    try:
+        report = target.import_deferred(
+            os.fspath(file.absolute()), agent=agent, wake=wake, dry_run=dry_run
+        )
+    finally:
+        target.close()
+    if as_json:
+        typer.echo(json_text(report))
+    else:
+        print_import(_console(), report)
+    if any(repair.kind == "refused" for repair in report.repairs):
+        raise typer.Exit(FAILED)
 
 
 @app.command("check")

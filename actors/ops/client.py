@@ -45,6 +45,7 @@ from .protocol import (
     EntryReport,
     Hello,
     HostTreeReport,
+    ImportReport,
     InboxRowReport,
     NodeReport,
     QuiesceReport,
@@ -252,6 +253,34 @@ class ControlClient:
             RefusedByHostError, HostSilentError: As they say; nothing changed.
         """
         return self._of_any(lambda host: host.inbox(agent, after=after, limit=limit))
+
+    def import_deferred(
+        self, path: str, *, agent: str | None = None, wake: bool = False, dry_run: bool = False
+    ) -> ImportReport:
+        """Have the hosts accept a file's deferred messages, each those of its own agents.
+
+        Durable: on return, unless `dry_run`.
+
+        Raises:
+            RefusedByHostError: None accepted any; the error is the first's.
+            HostSilentError: How far it got is unknown; import it again.
+        """
+
+        def ask(host: HostClient) -> ImportReport:
+            return host.import_deferred(path, agent=agent, wake=wake, dry_run=dry_run)
+
+        reports = [report for _, report in self._of_every(ask)]
+        messages = sorted(
+            (message for report in reports for message in report.messages),
+            key=lambda message: message.number,
+        )
+        taken = {message.place for message in messages}
+        repairs = (
+            repair
+            for repair in reports[0].repairs
+            if repair.kind != "refused" or repair.place not in taken
+        )
+        return msgspec.structs.replace(reports[0], messages=tuple(messages), repairs=tuple(repairs))
 
     def replay(self, kind: Kind, number: int, *, requester: str | None = None) -> ReplayReport:
         """Have the message of a row sent to its actor again, by the host that runs the actor.

@@ -35,6 +35,8 @@ from .protocol import (
     EntriesReport,
     EntryReport,
     Hello,
+    ImportReport,
+    ImportRequest,
     InboxReport,
     InboxRequest,
     InboxRowReport,
@@ -263,6 +265,25 @@ class HostClient:
             limit=limit,
         )
         return self._ask(request, InboxReport).inbox
+
+    def import_deferred(
+        self, path: str, *, agent: str | None, wake: bool, dry_run: bool
+    ) -> ImportReport:
+        """Have the host accept a file's deferred messages.
+
+        Durable: on return, unless `dry_run`.
+
+        Raises:
+            RefusedByHostError: The host refused it, or it failed on the way: import it again.
+            HostSilentError: How far it got is unknown; import it again.
+        """
+        request = ImportRequest(
+            path=path,
+            agent=msgspec.UNSET if agent is None else agent,
+            wake=wake,
+            dry_run=dry_run,
+        )
+        return self._ask(request, ImportReport)
 
     def replay(self, kind: Kind, number: int, *, requester: str | None = None) -> ReplayReport:
         """Have the message of a row sent to its actor again.

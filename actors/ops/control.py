@@ -50,6 +50,9 @@ from .protocol import (
     HeldReport,
     Hello,
     HostReport,
+    ImportedReport,
+    ImportReport,
+    ImportRequest,
     InboxReport,
     InboxRequest,
     InboxRowReport,
@@ -61,6 +64,7 @@ from .protocol import (
     ReleasedReport,
     ReleaseReport,
     ReleaseRequest,
+    RepairReport,
     ReplayReport,
     ReplayRequest,
     Request,
@@ -122,6 +126,11 @@ class Controlled(Protocol):
 
     def alerts(self, *, after: int | None, limit: int) -> Sequence[Any]:
         """Rows that `AlertReport` mirrors, oldest first."""
+
+    async def import_deferred(
+        self, source: str, *, agent: str | None, wake: bool, dry_run: bool
+    ) -> Any:
+        """Accept a file's deferred messages; what `ImportReport` mirrors."""
 
     async def inbox(self, agent: str | None, *, after: int | None, limit: int) -> Sequence[Any]:
         """Rows that `InboxRowReport` mirrors, in the order they land."""
@@ -295,6 +304,12 @@ class _Server:
                 return _mirror(await handle.undo_rewind(requester=by, door="cli"), RewindReport)
             rewound = await handle.rewind(request.to, requester=by, door="cli")
             return _mirror(rewound, RewindReport)
+        if isinstance(request, ImportRequest):
+            of = None if request.agent is msgspec.UNSET else request.agent
+            report = await self._runtime.import_deferred(
+                request.path, agent=of, wake=request.wake, dry_run=request.dry_run
+            )
+            return report_import(report)
         if isinstance(request, QuiesceRequest):
             return await self._quiesce(request)
         if isinstance(request, TreeRequest):
@@ -373,6 +388,16 @@ def report_status(status: Any) -> StatusReport:
         hosts=(_mirror(status, HostReport),),
         silent_pids=(),
         mode=_mirror(status.mode, ModeReport),
+    )
+
+
+def report_import(report: Any) -> ImportReport:
+    """Copy an import's report into the shape that travels."""
+    return _mirror(
+        report,
+        ImportReport,
+        messages=tuple(_mirror(message, ImportedReport) for message in report.messages),
+        repairs=tuple(_mirror(repair, RepairReport) for repair in report.repairs),
     )
 
 

@@ -186,6 +186,15 @@ class QuiesceRequest(_Request, frozen=True, tag="quiesce"):
     requester: str = ""
 
 
+class ImportRequest(_Request, frozen=True, tag="import"):
+    """Accept the deferred messages of an older queue, from a file that the host can read."""
+
+    path: Annotated[str, msgspec.Meta(min_length=1, max_length=4_096)]
+    agent: str | msgspec.UnsetType = msgspec.UNSET
+    wake: bool = False
+    dry_run: bool = False
+
+
 Request: TypeAlias = (
     StatusRequest
     | WaitsRequest
@@ -198,6 +207,7 @@ Request: TypeAlias = (
     | ReplayRequest
     | RewindRequest
     | QuiesceRequest
+    | ImportRequest
 )
 
 
@@ -468,6 +478,35 @@ class InboxReport(msgspec.Struct, frozen=True, kw_only=True):
     inbox: tuple[InboxRowReport, ...]
 
 
+class ImportedReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A message of a file that is accepted. Mirrors `importing.ImportedMessage`."""
+
+    agent: str
+    place: int
+    number: int
+    id: str
+    seq: int | None
+
+
+class RepairReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What was done about an entry that is not sound. Mirrors `domain.imports.ImportRepair`."""
+
+    kind: str
+    place: int | None
+    id: str | None
+    participant: str | None
+    text: str
+
+
+class ImportReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a file's entries: of those that were accepted, dropped, refused, mended."""
+
+    total: int
+    dry_run: bool
+    messages: tuple[ImportedReport, ...]
+    repairs: tuple[RepairReport, ...]
+
+
 class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a replay sent: the row, counted."""
 
@@ -513,6 +552,7 @@ _VERBS: Final = (
     "replay",
     "rewind",
     "quiesce",
+    "import",
 )
 
 
@@ -567,7 +607,7 @@ def _invalid(error: Exception) -> ControlError:
 
 
 def _check_names(request: Request) -> None:
-    named = WaitsRequest | ReleaseRequest | RewindRequest
+    named = WaitsRequest | ReleaseRequest | RewindRequest | ImportRequest
     if isinstance(request, named) and request.agent is not msgspec.UNSET:
         check_name(request.agent, "agent")
     if isinstance(request, RewindRequest):

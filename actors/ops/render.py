@@ -25,6 +25,7 @@ from .protocol import (
     AlertReport,
     CheckReport,
     EntryReport,
+    ImportReport,
     InboxRowReport,
     ModeReport,
     QuiesceReport,
@@ -256,6 +257,25 @@ def print_inbox(console: Console, rows: tuple[InboxRowReport, ...]) -> None:
         console.print(_shown(f"  {'; '.join(facts)}"), soft_wrap=True)
 
 
+def print_import(console: Console, report: ImportReport) -> None:
+    """Print what was done about entries that are not sound, a line each, and the sums."""
+    for repair in report.repairs:
+        place = "all entries" if repair.place is None else f"entries[{repair.place}]"
+        named = [repair.id or "no id", f"by {repair.participant or 'nobody'}"]
+        if repair.place is None:
+            named = []
+        head = " ".join([place, *named])
+        console.print(_shown(f"{head}: {repair.kind}: {repair.text}"), soft_wrap=True)
+    kinds = [repair.kind for repair in report.repairs]
+    verb = "would be accepted" if report.dry_run else "accepted"
+    console.print(
+        Text(
+            f"{report.total} entries: {len(report.messages)} {verb}, "
+            f"{kinds.count('dropped')} dropped, {kinds.count('refused')} refused."
+        )
+    )
+
+
 def print_release(console: Console, agent: str, report: ReleaseReport) -> None:
     """Print what a release lifted, and how far each record reached."""
     if not report.released:
@@ -316,6 +336,7 @@ __all__ = [
     "json_text",
     "print_check",
     "print_entries",
+    "print_import",
     "print_inbox",
     "print_quiesce",
     "print_release",

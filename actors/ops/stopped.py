@@ -23,6 +23,7 @@ from typing import Any, Literal
 from abeyance.actors.domain.alert_book import Alert, check_after, read_alerts
 from abeyance.actors.domain.archive_book import Kind, check_number, check_page, read_archive
 from abeyance.actors.domain.errors import AgentOwnedElsewhereError, UnknownAgentError
+from abeyance.actors.domain.imports import plan_import, report_dry
 from abeyance.actors.domain.ingress import check_name
 from abeyance.actors.domain.mode import plan_mode, read_mode, read_reason, read_window
 from abeyance.actors.domain.slot_inbox import check_listing, listed
@@ -38,6 +39,7 @@ from abeyance.storage.tables.slots import Head, Turn
 from abeyance.storage.tables.waits import LogLine, WaitReleased
 
 from .client import this_requester
+from .control import report_import
 from .protocol import (
     EVERY_MODEL,
     AdmissionReport,
@@ -48,6 +50,7 @@ from .protocol import (
     EntryReport,
     FindingReport,
     HeldReport,
+    ImportReport,
     InboxRowReport,
     ModeReport,
     QuiesceReport,
@@ -190,6 +193,24 @@ class StoppedStore:
         check_listing(agent, after, limit)
         rows = (row for row in listed(self._store, agent, after=after) if row is not None)
         return tuple(InboxRowReport(**asdict(row)) for row in islice(rows, limit))
+
+    def import_deferred(
+        self, path: str, *, agent: str | None = None, wake: bool = False, dry_run: bool = False
+    ) -> ImportReport:
+        """Say what an import would come to; a slot is written by its host only.
+
+        Raises:
+            InvalidInputError, InvalidNameError: Names the argument or the place in the file.
+            NeedsHostError: Unless `dry_run`; nothing was accepted.
+        """
+        plan = plan_import(path, agent, self._clock.now_ms(), wake=wake, dry_run=dry_run)
+        if dry_run:
+            return report_import(report_dry(plan))
+        raise NeedsHostError(
+            f"the {len(plan.entries)} messages of {path} are accepted by the host of their agents, "
+            "and none runs here; nothing was done; start the host, then import",
+            field="source",
+        )
 
     def replay(self, kind: Kind, number: int) -> ReplayReport:
         """Refuse: the actor that the message is for runs in a host.
