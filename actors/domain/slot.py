@@ -682,6 +682,9 @@ class Slot(TrioActor):
                 self._replaced(message.agent, answer)
         elif isinstance(message, AcceptMany):
             self._accepted(message, answer)
+        elif isinstance(message, Retract) and answer is None:
+            self._plan(act)
+            return
         elif isinstance(answer, Retraction):
             answer = self._retracted(answer)
         elif isinstance(message, Rewake):

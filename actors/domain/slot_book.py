@@ -50,7 +50,7 @@ from .errors import InboxFullError
 from .ingress import identity
 from .mode import read_mode
 from .slot_messages import Accept, Rewake
-from .slot_reading import EVERY_PLACE, Reading, covers, joined, read_forked, reading
+from .slot_reading import EVERY_PLACE, Reading, joined, read_forked, reading
 from .slot_rows import read_rows, spans
 
 INBOX_ROWS_MAX: Final = 10_000
@@ -508,9 +508,11 @@ class SlotBook:
         self.carried = replace(carried, sent=sent)
         draft.put("carried", (self.slot, self.lease.request_next - 1), self.carried)
         self.write_lease(draft, read=joined(self.lease.read, carried.rows))
-        for entry, (seq, row) in list(self.unread.items()):
-            if covers(carried.rows, seq):
-                del self.unread[entry]
+        for first, last in carried.rows:
+            # One range nearly always: a look at each message that was read, and no more.
+            read = [entry for entry, (seq, _) in self.unread.items() if first <= seq <= last]
+            for entry in read:
+                _, row = self.unread.pop(entry)
                 if row.subject is not None:
                     self.forget_subject(entry, row)
 

@@ -24,6 +24,7 @@ from .errors import InvalidInputError, UnknownAgentError, UnknownMessageError
 from .ingress import check_name
 from .mode import read_mode
 from .slot_messages import Receipt
+from .slot_reading import read_reading
 from .slot_rows import read_cuts
 
 LISTED_MAX: Final = 1_000
@@ -158,6 +159,9 @@ async def read_receipt(store: Store, slot: str, message: str) -> Receipt:
                 slot=slot,
             )
         receipt = receipt_of(message, known.record, lambda seq: _is_cut(store, slot, seq))
+        if receipt.state == "stored":
+            reading = read_reading(store, slot, known.record.seq)
+            return receipt._replace(read=reading == "read")
         if receipt.state != "accepted":
             return receipt
         for row in scan_inbox(store, slot):

@@ -73,6 +73,9 @@ class Receipt(NamedTuple):
     """The message whose place this one took, in what `send` returns; a retry is not told."""
     by: str | None = None
     """The message that replaced it."""
+    read: bool = False
+    """Of a stored message: a request that carried it was sent, or may have been. What `send`
+    returns does not say so yet."""
 
 
 class Retract(NamedTuple):

@@ -18,7 +18,6 @@ Invariants:
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
 from typing import Final, Literal, TypeAlias
 
 from abeyance.storage.store import Row, Store
@@ -72,11 +71,10 @@ def read_forked(store: Store, slot: str) -> int:
     return forked
 
 
-def covers(ranges: Iterable[tuple[int, int]], seq: int) -> bool:
+def covers(ranges: Ranges, seq: int) -> bool:
     """Whether a place is in one of the ranges."""
-    places = tuple(ranges)
-    at = bisect_right(places, (seq, EVERY_PLACE))
-    return at > 0 and places[at - 1][1] >= seq
+    at = bisect_right(ranges, (seq, EVERY_PLACE))
+    return at > 0 and ranges[at - 1][1] >= seq
 
 
 def joined(ranges: Ranges, more: Ranges) -> Ranges:

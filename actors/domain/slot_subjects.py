@@ -122,7 +122,8 @@ def plan_retract(book: SlotBook, retract: Retract, known: MessageId | None, chai
     Args:
         known: What its id's row says, or will say; None where there is none.
     Returns:
-        The plan; its answer is a `Retraction`, or a `Receipt` where there is nothing to do.
+        The plan; its answer is a `Retraction`, or a `Receipt` where there is nothing to do, or None
+        where it is to be planned again once this is in.
     Raises:
         UnknownMessageError: No such message; nothing is planned.
         MessageReadError: It was read, or may be any instant; nothing is planned.
@@ -142,6 +143,9 @@ def plan_retract(book: SlotBook, retract: Retract, known: MessageId | None, chai
     if known.state in ("dead", "rewound", "replaced", "retracted"):
         state: Any = known.state
         return Plan([], 0, Receipt(id_, entry, state, known.cause, by=known.by))
+    if waiting is None and known.state == "inbox" and entry not in book.unread:
+        # It joins, lands, or is given up by what is on its way; once that is in, rows say which.
+        return Plan([Request(chain=chain)], 1)
     row = waiting if waiting is not None else _unread_row(book, id_, known)
     agent = row.agent or slot
     book.attach(agent)

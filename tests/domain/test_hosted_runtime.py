@@ -11,7 +11,7 @@ from typing import Any
 import pykka
 import pytest
 
-from abeyance.actors import AgentSpec, HostedRuntime, TrioActor
+from abeyance.actors import AgentSpec, Draft, HostedRuntime, TrioActor
 from abeyance.actors.core.errors import AskCycleError, WouldDeadlockError
 from abeyance.actors.domain.errors import (
     AgentExistsError,
@@ -74,6 +74,22 @@ def test_agents_that_end_and_runs_have_the_same_verbs_under_threads(host: Hosted
     host.remove_agent("ana", requester="ops")
     with pytest.raises(UnknownAgentError):
         host.agent("ana")
+
+
+def test_replacing_taking_back_and_filling_in_have_the_same_verbs_under_threads(
+    host: HostedRuntime,
+) -> None:
+    ana = host.add_agent(spec())
+    first = ana.send("1", subject="n", wake=False)
+    second = ana.send("2", subject="n", wake=False, joins=False)
+    assert second.replaces == first.id
+    assert ana.receipt(first.id).by == second.id
+    past = [Draft("b", at_ms=2), Draft("a", at_ms=1)]
+    filled = ana.backfill(past, channel="c", block=False).get(timeout=WAIT_S)
+    assert [message.text for message in ana.transcript()] == ["2", "a", "b"]
+    assert ana.retract(second).state == "retracted"
+    assert ana.retract(filled[0].id, block=False).get(timeout=WAIT_S).state == "retracted"
+    assert [message.channel for message in ana.transcript()] == ["c"]
 
 
 def test_every_verb_blocks_until_it_is_done(host: HostedRuntime) -> None:

@@ -200,7 +200,7 @@ async def test_a_receipt_tells_what_became_of_a_message(
     stop = Stop()
     async with world.open() as runtime:
         ana = await during_a_tool(world, stop)
-        assert await ana.receipt("go") == Receipt("go", 1, "stored")
+        assert await ana.receipt("go") == Receipt("go", 1, "stored", read=True)
         sent = await ana.send("a", id="a")
         assert sent.state == "accepted"
         assert await ana.receipt("a") == Receipt("a", sent.seq, "accepted", "turn")

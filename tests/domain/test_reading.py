@@ -276,3 +276,31 @@ async def test_what_an_earlier_provider_carried_says_nothing_of_the_next_ones_tu
             await ana.wait_idle()
             requests.append(texts(world.providers[-1].requests[1]))
     assert [request[-1] == "user: meanwhile" for request in requests] == [first, not first]
+
+
+@pytest.mark.behaviour("R-12")
+async def test_a_receipt_says_whether_its_message_was_read(
+    world: World, virtual_time: MockClock
+) -> None:
+    gate = Gate(then=reply("done"))
+    async with world.open():
+        ana = await world.add([gate])
+        note = await ana.send("note", wake=False)
+        assert not note.read
+        assert not (await ana.receipt(note.id)).read
+        await ana.send("go")
+        await gate.wait_entered()
+        assert not (await ana.receipt(note.id)).read, "its request is out and not settled"
+        gate.release()
+        await ana.wait_idle()
+        assert (await ana.receipt(note.id)).read
+
+
+async def test_a_long_backlog_is_read_in_one_look_at_each_message() -> None:
+    desk = BookDesk()
+    desk.fill(2_000, wake=False)
+    desk.accept("go")
+    turn = desk.start(prefixes=False)
+    assert len(desk.book.unread) == 2_001
+    desk.record(turn, 1, "done", prefixes=False)
+    assert desk.book.unread == {}

@@ -385,6 +385,23 @@ async def test_a_boundary_and_a_retraction_that_race_agree_on_who_was_first(firs
             assert len(await placed) == 1
 
 
+async def test_a_retraction_behind_what_reads_its_message_is_told_so() -> None:
+    store = DeskStore()
+    store.own(SLOT)
+    async with open_room(store, "ana") as room:
+        await room.slot.ask(accept("go"))
+        turn = await room.slot.ask(start())
+        await room.slot.ask(record(turn, 1, "Moving", "c1"))
+        await room.slot.ask(accept("x", known="x"))
+        # None of it is in when the retraction is planned.
+        asked = [room.slot.ask(close(turn, 1, "c1")), room.slot.ask(record(turn, 2, "Done"))]
+        refused = room.slot.ask(Retract("x", AT))
+        await outcomes_of(asked)
+        with pytest.raises(MessageReadError) as caught:
+            await refused
+        assert caught.value.reading == "read"
+
+
 @pytest.mark.behaviour("D-022")
 async def test_ids_of_what_was_replaced_or_taken_back_stay_used() -> None:
     store = DeskStore()
