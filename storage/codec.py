@@ -98,9 +98,13 @@ def pack(value: Any) -> bytes:
 
 
 def _pack_record(record: Record) -> bytes:
-    if type(record) is Body and all(type(block) is TextBlock for block in record.blocks):
-        # Nearly every message: the only block that may hold anything is a tool's call.
-        return _pack_typed(record)
+    if type(record) is Body:
+        for block in record.blocks:
+            if type(block) is not TextBlock:
+                break
+        else:
+            # Nearly every message: the only block that may hold anything is a tool's call.
+            return _pack_typed(record)
     return pack(asdict(record))
 
 
@@ -141,6 +145,11 @@ _KINDS: Final[dict[type[Record], _Kind]] = {
     for table in TABLES.values()
     for record in table.kinds
 }
+_ENCODED: Final = {
+    record: (known.kind, known.version, known.pack, known.check.decode)
+    for record, known in _KINDS.items()
+}
+"""What encoding a record takes, in a plain tuple: each part of a named one is a look-up."""
 _BY_TABLE: Final[dict[str, dict[str, _Kind]]] = {
     table.name: {record.KIND: _KINDS[record] for record in table.kinds} for table in TABLES.values()
 }
@@ -169,7 +178,7 @@ def encode(record: Record, *, allotted: int | None = None) -> Value:
     Raises:
         InvalidRecordError: A field is not what the schema asks for; `kind` and `field` name it.
     """
-    known = _KINDS.get(type(record))
+    known = _ENCODED.get(type(record))
     if known is None:
         raise InvalidRecordError(
             f"{type(record).__name__} is no record of any table; nothing was encoded; "
@@ -177,12 +186,13 @@ def encode(record: Record, *, allotted: int | None = None) -> Value:
             kind=type(record).__name__,
             field="",
         )
+    kind, version, pack_record, check = known
     try:
-        body = known.pack(record)
-        known.check.decode(body)
+        body = pack_record(record)
+        check(body)
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        _refuse_record(known, record, error)
-    return Value(known.kind, known.version, body, _crc32(body), allotted)
+        _refuse_record(_KINDS[type(record)], record, error)
+    return Value(kind, version, body, _crc32(body), allotted)
 
 
 def checksum(body: bytes) -> int:
@@ -214,7 +224,9 @@ def frame_all(
     return framed
 
 
-def frame_made(table: str, entries: Iterable[tuple[bytes, Value]]) -> list[tuple[bytes, bytes]]:
+def frame_made(
+    table: str, keys: Iterable[bytes], values: Iterable[Value]
+) -> list[tuple[bytes, bytes]]:
     """Frame rows of one table that are made, so that each has the counter 1 and no allotted key.
 
     As `frame_all`, at half its cost: what such rows have in common is packed once.
@@ -222,7 +234,7 @@ def frame_made(table: str, entries: Iterable[tuple[bytes, Value]]) -> list[tuple
     framed: list[tuple[bytes, bytes]] = []
     add, crc32, pack_crc = framed.append, _crc32, _CRC.pack
     known: tuple[str, int] | None = None
-    for key, value in entries:
+    for key, value in zip(keys, values, strict=True):
         body = value.body
         if known is None or value.kind != known[0] or value.version != known[1]:
             known = (value.kind, value.version)

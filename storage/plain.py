@@ -19,7 +19,7 @@ from typing import Final
 
 from .batch import Batch, prepare, shape_of
 from .errors import InvalidRequestError
-from .store import Chain, Limits, Request, Value
+from .store import Chain, Key, Limits, Put, Request, Value
 
 MADE: Final = ("ids", "bodies", "inbox", "slots", "wakes")
 """Tables whose rows are made far more often than changed, in the order in which a plain request
@@ -38,7 +38,7 @@ class Plain:
         limits: Limits,
         guards: list[tuple[str, bytes, int]],
         chains: list[Chain],
-        rows: dict[str, list[tuple[bytes, Value]]],
+        rows: dict[str, tuple[list[bytes], list[Value]]],
     ) -> None:
         self.requests = requests
         self._limits = limits
@@ -46,7 +46,8 @@ class Plain:
         """Table, key and counter of those of rows that the batch does not make."""
         self.chains = chains
         self.rows = rows
-        """By table: the keys and values of what is made."""
+        """By table: the keys of what is made, and the values beside them. Lists of these, not of
+        pairs: a thousand requests in flight were four thousand of them, all the collector's."""
 
     def weighed(self) -> Batch:
         """The same batch, for being decided request by request."""
@@ -66,9 +67,9 @@ def plain_of(batch: Sequence[Request], limits: Limits) -> Plain | None:
 
 
 def _plain_of(batch: Sequence[Request], limits: Limits) -> Plain | None:
-    rows: dict[str, list[tuple[bytes, Value]]] = {table: [] for table in MADE}
+    rows: dict[str, tuple[list[bytes], list[Value]]] = {table: ([], []) for table in MADE}
     shapes = {
-        table: (place, encode, kinds, rows[table].append)
+        table: (place, encode, kinds, rows[table][0].append, rows[table][1].append)
         for place, (table, encode, kinds) in enumerate(_SHAPES)
     }
     # By identity: requests of one sender share the guard of their owner row and their chain, which
@@ -88,14 +89,15 @@ def _plain_of(batch: Sequence[Request], limits: Limits) -> Plain | None:
         raw, size, before = b"", 0, -1
         for put in puts:
             key, value = put.key, put.value
-            place, encode, kinds, add = shapes[put.table]
+            place, encode, kinds, add_key, add_value = shapes[put.table]
             if place <= before or value.kind not in kinds or value.allotted is not None:
                 return None
             before = place
             if key is not last or encode is not encode_last:
                 raw, last, encode_last = encode(key), key, encode
             size += len(value.body) + len(raw)
-            add((raw, value))
+            add_key(raw)
+            add_value(value)
         if size > size_max:
             return None
         for guard in request.guards:
@@ -104,10 +106,15 @@ def _plain_of(batch: Sequence[Request], limits: Limits) -> Plain | None:
             table, key = guard.table, guard.key
             if table not in shapes:
                 guards[id(guard)] = (table, shape_of(table)[0](key), guard.counter)
-            elif guard.counter or not any(
-                put.table == table and (put.key is key or put.key == key) for put in puts
-            ):
+            elif guard.counter or not _makes(puts, table, key):
                 return None
-    if not any(rows.values()):
+    if not any(keys for keys, _ in rows.values()):
         return None
     return Plain(batch, limits, list(guards.values()), list(chains.values()), rows)
+
+
+def _makes(puts: tuple[Put, ...], table: str, key: Key) -> bool:
+    for put in puts:
+        if put.table == table:
+            return put.key is key or put.key == key
+    return False

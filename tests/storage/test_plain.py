@@ -64,7 +64,7 @@ def accept(entry: int, message: str | None = None, **changes: Any) -> Request:
 def test_accepted_messages_are_a_batch_that_only_makes_rows() -> None:
     plain = plain_of([accept(1), accept(2), Request()], LIMITS)
     assert plain is not None
-    assert {table: len(rows) for table, rows in plain.rows.items() if rows} == {
+    assert {table: len(keys) for table, (keys, _) in plain.rows.items() if keys} == {
         "ids": 2,
         "bodies": 2,
         "wakes": 2,
@@ -245,6 +245,6 @@ def test_a_request_that_names_a_key_twice_is_refused_before_it_is_taken(tmp_path
 def test_a_row_that_is_made_is_framed_as_any_row(size: int) -> None:
     value = codec.encode(body("x" * size))
     key = b"\x02ana\0\x03\0\0\0\0\0\0\0\1"
-    assert codec.frame_made("bodies", [(key, value)]) == codec.frame_all(
+    assert codec.frame_made("bodies", [key], [value]) == codec.frame_all(
         "bodies", [(key, (1, value, b""))]
     )
