@@ -142,10 +142,16 @@ class Ledger(Generic[E]):
             self._sinks = tuple(known for known in self._sinks if known != sink)
 
     def record(self, entry: E) -> None:
-        """Keep an entry and hand it to the sinks. Any thread; does not raise."""
+        """Keep an entry and hand it to the sinks. Any thread; does not raise.
+
+        The entry was made for this, and nobody else has it: it gets its number in place, for
+        another one with the number would cost a twelfth of a restart.
+        """
         with self._lock:
-            entry = self._keep(entry)
-            self._counts[entry.reason] = self._counts.get(entry.reason, 0) + 1
+            object.__setattr__(entry, "id", self._next)
+            self._keep(entry)
+            reason = entry.reason
+            self._counts[reason] = self._counts.get(reason, 0) + 1
         for sink in self._sinks:
             try:
                 sink(entry)
@@ -157,15 +163,15 @@ class Ledger(Generic[E]):
     def restore(self, entry: E) -> E:
         """Keep an entry of an earlier life, under a number of this one. Not counted; any thread."""
         with self._lock:
-            return self._keep(entry)
+            entry = replace(entry, id=self._next)
+            self._keep(entry)
+            return entry
 
-    def _keep(self, entry: E) -> E:
-        entry = replace(entry, id=self._next)
+    def _keep(self, entry: E) -> None:
         self._next += 1
         self._entries[entry.id] = entry
         if len(self._entries) > self._kept_max:
             self._entries.popitem(last=False)
-        return entry
 
     def list(self, *, after: int = 0, limit: int | None = None) -> tuple[E, ...]:
         """Return entries that are kept, oldest first. Any thread.

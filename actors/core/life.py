@@ -160,7 +160,8 @@ async def _conclude(
     else:
         error = _with_failure(cell, error)
     _set_restarting(cell, True)
-    await end_tasks(cell)
+    if cell.tasks:
+        await end_tasks(cell)
     cell.box.control &= ~(KILL | HALT)
     cell.kill_reason = None
     outcome = settle_exit(cell, how, error)
@@ -222,7 +223,8 @@ async def _report_crash(cell: Cell, actor: TrioActor | None, outcome: Exit) -> N
     killed = isinstance(error, ActorKilledError)
     if not killed:
         log_error(logger, "Unhandled exception in %s:", cell.ref, error)
-    cell.system.emit(ActorCrashed, subject=cell.key, incarnation=cell.incarnation, error=error)
+    if cell.system.hub.watched:
+        cell.system.emit(ActorCrashed, subject=cell.key, incarnation=cell.incarnation, error=error)
     if actor is None:
         return
     try:

@@ -22,8 +22,7 @@ Invariants:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import trio
 
@@ -62,8 +61,7 @@ HALTED: Final = "halted"
 CRASHED: Final = "crashed"
 
 
-@dataclass(frozen=True, slots=True)
-class Exit:
+class Exit(NamedTuple):
     """How an incarnation ended.
 
     Attributes:
@@ -175,6 +173,8 @@ def settle_resumed(cell: Cell, error: BaseException) -> None:
 
 def _bring_back(cell: Cell, redelivered: Envelope | None) -> None:
     """Bring back first what is owed, then what was stashed, in order and uncounted, then one."""
+    if redelivered is None and not cell.owed and not cell.box.stashed:
+        return
     front: list[Envelope] = []
     owed, cell.owed = list(cell.owed.items()), {}
     for target, envelope in owed:
