@@ -37,6 +37,7 @@ from abeyance.storage.tables.blocks import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from abeyance.storage.tables.contexts import Context
 from abeyance.storage.tables.kept import (
     DeadLetter,
     Delivery,
@@ -45,6 +46,15 @@ from abeyance.storage.tables.kept import (
     Reminder,
 )
 from abeyance.storage.tables.ownership import Mode, Owner
+from abeyance.storage.tables.runs import (
+    Choice,
+    Run,
+    RunIndexed,
+    RunItem,
+    RunKey,
+    RunTransition,
+    Suspension,
+)
 from abeyance.storage.tables.slots import (
     Body,
     Carried,
@@ -120,6 +130,21 @@ RECORDS = {
     "alerts": Alert(kind="k", agent="a", model="m", text="t", episode="e", at_ms=1),
     "alerted": Alerted(episode="e"),
     "alerts_owed": AlertOwed(at_ms=1),
+    "contexts": Context(first=1, text="earlier", strategy="Summary", made_ms=1),
+    "run_keys": RunKey(generation=2, is_open=True),
+    "runs": Run(
+        workflow="report",
+        version=1,
+        state="waiting_for_capacity",
+        params=b"\x80",
+        suspension=Suspension(path="a/b", ordinal=3, attempt=1, failure="limit", since_ms=4),
+        choice=Choice(provider="p", model="m"),
+        started_ms=1,
+        changed_ms=4,
+    ),
+    "run_items": RunItem(path="a/b", state="done", result=b"\xc0", started_ms=1, ended_ms=2),
+    "run_transitions": RunTransition(before=None, after="running", by="host", at_ms=1),
+    "run_index": RunIndexed(workflow="report"),
     "reminders": Reminder(due_ms=5, every_ms=7, body=b"\xc0", set_ms=1),
     "deliveries": Delivery(deliveries=2, process="nonce", at_ms=1),
     "dead_letters": DeadLetter(
