@@ -34,6 +34,12 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--placement", choices=_PLACEMENTS, help="one placement instead of both")
     parser.add_argument("--json", metavar="FILE", type=Path, help="where to write the results")
+    parser.add_argument(
+        "--markdown", action="store_true", help="print the table as docs/performance.md has it"
+    )
+    parser.add_argument(
+        "--read", metavar="FILE", type=Path, help="print what an earlier run wrote; measure nothing"
+    )
     parser.add_argument("--list", action="store_true", help="name the suites and their rows")
     parser.add_argument("--child", metavar="SUITE", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -107,7 +113,7 @@ def _all(arguments: argparse.Namespace) -> int:
             failed.append(f"{suite.name}, {placement}: {trouble}")
     machine["load_after"] = list(os.getloadavg())
     if results:
-        print("\n".join(table.lines(results)))
+        _print(results, machine, arguments)
     path = arguments.json or _RESULTS / f"{machine['taken'].replace(':', '')}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     said = {"machine": machine, "quick": arguments.quick, "results": results, "failed": failed}
@@ -118,8 +124,19 @@ def _all(arguments: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
+def _print(
+    results: list[dict[str, Any]], machine: dict[str, Any], arguments: argparse.Namespace
+) -> None:
+    lines = table.markdown(results, machine) if arguments.markdown else table.lines(results)
+    print("\n".join(lines))
+
+
 def main() -> int:
     arguments = _parse()
+    if arguments.read is not None:
+        said = json.loads(arguments.read.read_text(encoding="utf-8"))
+        _print(said["results"], said["machine"], arguments)
+        return 0
     if arguments.list:
         for suite in SUITES:
             print(f"{suite.name}: {', '.join(suite.rows)}")

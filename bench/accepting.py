@@ -7,8 +7,8 @@ import itertools
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,13 @@ from abeyance.storage.store import Committed, Put, Request
 from abeyance.storage.tables.waits import Wait
 
 from .measure import AsyncPiece, Bound, Result, Scale, Spread, in_turns, ratio_of
-from .peers import SyncedFile, SyncedLmdb, wakes
+from .peers import SyncedFile, SyncedLmdb, drag, wakes
 
 _TEXT = "It is raining in Oslo, and the umbrella is in the other bag. Shall we go anyway? " * 2
 _RECORD = b"x" * 250
 _SENDERS = (1, 16, 256, 4096)
+_DRAGGED_S = 0.002
+"""What a commit takes at least in the row that does not depend on the disk."""
 _INBOX = 9_000
 """Accepts a slot takes in a piece: an inbox holds 10,000 messages while its turn lives."""
 
@@ -131,6 +133,24 @@ async def _host() -> AsyncIterator[tuple[_Host, Path]]:
             yield _Host(runtime), where
 
 
+@contextmanager
+def _dragged(host: _Host, synced: SyncedLmdb, seconds: float) -> Iterator[None]:
+    """Let each commit of both sides take at least so long."""
+    environment: Any = host._runtime._store._environment
+    commit = environment.commit
+
+    def slowly(transaction: Any) -> None:
+        begun = time.perf_counter()
+        commit(transaction)
+        drag(begun, seconds)
+
+    environment.commit, synced.sync_s = slowly, seconds
+    try:
+        yield
+    finally:
+        environment.commit, synced.sync_s = commit, 0.0
+
+
 def _per_second(disk: SyncedFile, count: int) -> float:
     return count / disk.appends(count)
 
@@ -171,7 +191,27 @@ async def _accepts(scale: Scale) -> list[Result]:
             )
             if senders == 256:
                 results += [_stall("stall", host.lag), await _cpu(scale, host)]
+        results.append(await _accepts_dragged(scale, host, synced))
     return results
+
+
+async def _accepts_dragged(scale: Scale, host: _Host, synced: SyncedLmdb) -> Result:
+    """The accepts of 256 senders where a commit takes the same on every machine, or nearly."""
+    host.forget()
+    with _dragged(host, synced, _DRAGGED_S):
+        rates = await in_turns(
+            scale, host.accepting(256), _syncing(synced.commits), first=256, most=_INBOX
+        )
+    return ratio_of(
+        "accepts-256-2ms",
+        f"durable accepts, 256 senders, no commit of either side under {_DRAGGED_S * 1e3:g} ms",
+        "one synced LMDB commit a record, slowed down in the same way",
+        rates,
+        beside={
+            "receipt_p50_ms": statistics.median(host.wait_ms),
+            "receipt_max_ms": max(host.wait_ms),
+        },
+    )
 
 
 def _stall(row: str, lag: _Lag) -> Result:

@@ -78,3 +78,44 @@ def lines(results: Iterable[dict[str, Any]]) -> list[str]:
         beside = f"  beside  {result['peer']}" if result["peer"] else ""
         out.append(f"{name.ljust(width)}  {result['subject']}{beside}")
     return out
+
+
+def markdown(results: Iterable[dict[str, Any]], machine: dict[str, Any]) -> list[str]:
+    """The table of docs/performance.md: a row each, its placements side by side, misses in bold.
+
+    Args:
+        machine: As the results' file holds it.
+    """
+    rows: dict[str, dict[str, dict[str, Any]]] = {}
+    for result in results:
+        rows.setdefault(result["row"], {})[result["placement"]] = result
+    load = " / ".join(f"{machine[when][0]:.2f}" for when in ("load_before", "load_after"))
+    out = [
+        f"{machine['taken'][:10]}, {machine['processors']} processors, CPython "
+        f"{machine['python']}, {machine['system']}; load before / after {load}.",
+        "",
+        "| row | free | pinned | floor | goal |",
+        "|---|--:|--:|--:|--:|",
+    ]
+    for row, placed in rows.items():
+        cells = [_cell(placed.get(placement)) for placement in ("free", "pinned")]
+        for which in ("floor", "goal"):
+            bounds = [_bound(result, which) for result in placed.values()]
+            shown = bounds if len(set(bounds)) > 1 else bounds[:1]
+            cells.append(" / ".join("–" if bound == "-" else bound for bound in shown))
+        out.append(f"| `{row}` | " + " | ".join(cells) + " |")
+    return out
+
+
+def _cell(result: dict[str, Any] | None) -> str:
+    if result is None:
+        return "–"
+    if result.get("missing"):
+        return "not installed"
+    shown = figure(result["figure"]["median"])
+    mine = result["subject_figure"]
+    if mine is None:
+        shown += f" {result['unit']}"
+    elif not result["unit"].endswith("/s"):
+        shown += f" ({figure(mine['median'])} {result['unit']})"
+    return f"**{shown}**" if result["verdict"] == "below" else shown

@@ -65,6 +65,34 @@ def test_pieces_alternate_and_grow_until_they_can_be_timed() -> None:
     assert all(count * (1e-3 if name == "a" else 1e-4) >= 1 / 3 for name, count in timed)
 
 
+def test_markdown_has_the_placements_of_a_row_side_by_side_and_its_misses_in_bold() -> None:
+    def of(figure: float, bound: Bound, unit: str = "1/s") -> Result:
+        even = Spread(figure, figure, figure)
+        return Result("a-row", "s", "p", unit, even, bound, Spread(43.0, 43, 43), Spread(9.0, 9, 9))
+
+    machine = {
+        "taken": "2026-12-01T10:00:00+00:00",
+        "python": "3.11.7",
+        "system": "Linux 6 x86_64",
+        "processors": 2,
+        "load_before": [0.1, 0, 0],
+        "load_after": [0.5, 0, 0],
+    }
+    results = [
+        of(7.0, Bound(6, 10)).as_json("free"),
+        of(8.0, Bound(10, 20)).as_json("pinned"),
+    ]
+    head, _, _, _, row = table.markdown(results, machine)
+    assert head.startswith("2026-12-01, 2 processors, CPython 3.11.7")
+    assert row == "| `a-row` | 7 | **8** | ≥ 6 / ≥ 10 | ≥ 10 / ≥ 20 |"
+    cost = of(5.0, Bound(), "us").as_json("free")
+    assert table.markdown([cost], machine)[-1] == "| `a-row` | 5 (43 us) | – | – | – |"
+    time = Result("stall", "s", "", "ms", Spread(3.5, 1, 4), Bound(5, 3, "lower"))
+    assert table.markdown([time.as_json("free")], machine)[-1] == (
+        "| `stall` | 3.5 ms | – | ≤ 5 | ≤ 3 |"
+    )
+
+
 def test_table_names_every_row_and_what_it_was_measured_beside() -> None:
     result = Result(
         "tell", "a tell", "a channel", "1/s", Spread(12.3, 11, 14), Bound(12, 18),
