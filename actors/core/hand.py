@@ -43,18 +43,7 @@ def owe(cell: Cell) -> tuple[Target, bool]:
 
 def release(cell: Cell, target: Target) -> bool:
     """Take an owed, queued-again or in-flight envelope as handled. False if it has ended."""
-    found = cell.owed.pop(target, None) is not None
-    for lane in (cell.box.returned, cell.box.stashed):
-        if found or not lane:
-            continue
-        for place, envelope in enumerate(lane):
-            if envelope[1] is target:
-                del lane[place]
-                found = True
-                cell.box.set_room()
-                if cell.box.watched:
-                    cell.box.shrank()
-                break
+    found = cell.owed.pop(target, None) is not None or _unqueue(cell, target)
     inflight = cell.inflight
     if inflight is not None and inflight[1] is target and inflight[2] != SETTLED:
         cell.inflight = (inflight[0], target, SETTLED)
@@ -67,6 +56,21 @@ def release(cell: Cell, target: Target) -> bool:
         if cell.idle is not None:
             cell.settle_idle()
     return found
+
+
+def _unqueue(cell: Cell, target: Target) -> bool:
+    """Take the envelope of an ask out of the lane where it waits to be handled again, if it is."""
+    for lane in (cell.box.returned, cell.box.stashed):
+        if not lane:
+            continue
+        for place, envelope in enumerate(lane):
+            if envelope[1] is target:
+                del lane[place]
+                cell.box.set_room()
+                if cell.box.watched:
+                    cell.box.shrank()
+                return True
+    return False
 
 
 def stash(cell: Cell) -> None:

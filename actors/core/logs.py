@@ -38,7 +38,8 @@ class Log:
 
     def debug(self, text: str, *values: object, **about: Any) -> None:
         """Log at DEBUG. As `error`."""
-        self._log(logging.DEBUG, text, values, **about)
+        if self.logger.isEnabledFor(logging.DEBUG):  # Each start of an actor comes by here.
+            self._log(logging.DEBUG, text, values, **about)
 
     def info(self, text: str, *values: object, **about: Any) -> None:
         """Log at INFO. As `error`."""

@@ -428,7 +428,8 @@ class Slot(TrioActor):
             raise self._lost
         act = _Act(message, self.later())
         self._plan(act)
-        self._grant_waiting()
+        if self._starts:
+            self._grant_waiting()
         return LATER
 
     # -- planning ----------------------------------------------------------------------------
@@ -748,8 +749,10 @@ class Slot(TrioActor):
     def _tell_woken(self, agent: str, entry: int) -> None:
         """Tell an agent of a wake before the receipt is given, so that whoever holds the receipt
         and asks the agent whether it is idle asks behind it. Once, until it asks for a turn."""
+        if agent in self._told:
+            return
         ref = self.kept.agents.get(agent)
-        if ref is None or agent in self._told:
+        if ref is None:
             return
         self._told.add(agent)
         try:
