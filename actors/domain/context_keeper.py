@@ -164,7 +164,9 @@ class ContextKeeper(TrioActor):
         kept = self.kept
         is_paused = trio.current_time() < kept.not_before
         is_busy = self._desk is not None or self._looking or kept.deferral is not None
-        if not kept.wanted or is_busy or is_paused:
+        # Of a host that is quiesced, or stops, nothing is begun; the next turn's end asks again.
+        ends = self._seams.activity.activity in ("quiesced", "stopping", "lost")
+        if not kept.wanted or is_busy or is_paused or ends:
             return
         kept.wanted = False
         seams = self._seams

@@ -26,6 +26,7 @@ from .errors import LeaseLostError
 from .mode import Quiesced, read_mode
 from .slot_arrivals import arrived, reply_channel
 from .slot_book import OPS_RESERVE, Counted, Draft, SlotBook
+from .slot_context import fresh_view, in_view
 from .slot_messages import (
     CloseGap,
     EndTurn,
@@ -37,7 +38,6 @@ from .slot_messages import (
 )
 from .slot_rewind import check_rewind, mark
 from .slot_rows import read_last
-from .slot_views import fresh_view, in_view
 
 UNKNOWN: Final = "The outcome of this call is unknown: the turn ended before it was told."
 

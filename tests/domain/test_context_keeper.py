@@ -442,6 +442,30 @@ async def test_a_call_that_no_turn_waits_for_is_abandoned_after_its_own_time(
         assert not world.permits_out()
 
 
+async def test_a_quiesced_host_begins_no_compaction_until_a_turn_ends_again(
+    world: World, virtual_time: MockClock
+) -> None:
+    fourth = Gate(reply(f"answer 4 {LONG}"))
+
+    def answer(request: ModelRequest) -> Step:
+        return fourth if texts(request)[-1] == "user: d" else reply(f"an answer {LONG}")
+
+    async with world.open() as runtime:
+        ana, provider = await add(world, Talk(turns=answer))
+        await say(world, ana, "a", "b", "c")
+        await ana.send("d")
+        await fourth.wait_entered()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(runtime.quiesce, "upgrade")
+            await until(lambda: runtime.status().mode.state == "draining")
+            fourth.release()
+        await trio.sleep(3_600)
+        assert summing(provider) == []
+        await runtime.resume()
+        await say(world, ana, "e")
+        assert len(summing(provider)) == 1
+
+
 async def test_compaction_of_a_busy_agent_goes_ahead_of_its_next_turn(
     world: World, virtual_time: MockClock
 ) -> None:
