@@ -17,8 +17,8 @@ from abeyance.storage.check import check
 from abeyance.storage.lmdb_store import LmdbStore
 from abeyance.storage.store import Row
 
+from .damage import DAMAGES, damage
 from .talk import SUMMED, ByHand, Talk, add, compacted, kept, say, small, summing, turns
-from .test_bad_rows import DAMAGES, damage
 from .test_kinds_killed import KILLED, Lives, play
 from .world import Stop, World, until
 
