@@ -244,9 +244,10 @@ class Groups:
             parent=self._root,
         )
         auxiliary = Auxiliary(settings, group.refs["gate"], self._ledger, self._clock, account)
+        keeper = None
         if post is not None:
             try:
-                await self._start_keeper(settings, post, group, agent_view, account)
+                keeper = await self._start_keeper(settings, post, group, agent_view, account)
             except BaseException:
                 await group.stop()
                 raise
@@ -261,6 +262,7 @@ class Groups:
             group,
             parking,
             auxiliary,
+            context_group=keeper,
         )
 
     async def _start_keeper(
@@ -270,7 +272,7 @@ class Groups:
         group: Supervisor,
         view: AgentView,
         account: Account | None,
-    ) -> None:
+    ) -> Supervisor:
         """Start the keeper of an agent's context, in a group of its own that parks: whatever
         becomes of it, turns go on."""
         name, strategy, gate = settings.name, settings.context, group.refs["gate"]
@@ -299,3 +301,4 @@ class Groups:
             parent=group,
         )
         post.attach(keeper.refs["context"])
+        return keeper

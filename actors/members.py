@@ -86,6 +86,8 @@ class Member:
     channel: str | None = None
     ending: trio.Event | None = None
     """Somebody ends it; set when that is over."""
+    context_group: Supervisor | None = None
+    """The group of its context's keeper. Parked, it holds up nothing but compaction."""
 
     @property
     def is_parked(self) -> bool:

@@ -395,7 +395,8 @@ class Runtime(RunVerbs):
             await end_agent(self, name, by, finish=False)
 
     async def resume_agent(self, name: str, *, requester: str = "host", door: Door = "api") -> bool:
-        """Start a parked agent again, with everything that was accepted for it. An operator's act.
+        """Start a parked agent, or what compacts for it, again, with everything that was accepted
+        for it. An operator's act.
 
         A checkpoint. Durable: nothing is recorded; an agent is parked in its process only. Who
         asked is logged.
@@ -411,12 +412,13 @@ class Runtime(RunVerbs):
         """
         member = self._member(name)
         by = self._permitted("resume_agent", name, requester, door)
-        was_parked = member.is_parked
+        groups = (member.slot_group, member.group, member.context_group)
+        parked = [group for group in groups if group is not None and group.state == "parked"]
+        was_parked = bool(parked)
         if was_parked:
             _logger.info("agent %r is resumed by %s", name, by, agent=name)
-            for group in (member.slot_group, member.group):
-                if group.state == "parked":
-                    group.unpark()
+            for group in parked:
+                group.unpark()
         await trio.lowlevel.checkpoint()
         return was_parked
 
