@@ -9,58 +9,63 @@ if (
 ):  # A second import under a bare name would make two of every class.
     raise ImportError("import abeyance.actors, not the folder 'actors' by its bare name")
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
 from ._version import __version__
-from .conversations import Conversation
-from .core import (
-    LATER,
-    ActorSystem,
-    ChildSpec,
-    HostedSystem,
-    Supervisor,
-    SupervisorSpec,
-    TrioActor,
-    TrioFuture,
-)
-from .domain.alert_book import Alert, AlertNotDeliveredError, AlertSink, Webhook
-from .domain.archive_book import ArchivedMessage
-from .domain.compacting import CompactingContext
-from .domain.context import ContextDesk, ContextStrategy, Summary
-from .domain.drafts import Draft
-from .domain.fallback import FallbackChain, ModelChoice
-from .domain.imports import ImportedMessage, ImportRepair, ImportReport
-from .domain.mode import QuiesceReceipt, ResumeReceipt
-from .domain.policy import (
-    Backoff,
-    CallFailure,
-    ErrorPolicy,
-    GiveUp,
-    Pacing,
-    ProviderHold,
-    Retry,
-)
-from .domain.protocol import ReleaseReceipt
-from .domain.run_context import DidNotHappen, Happened, RunContext, StepContext, step_context
-from .domain.run_errors import (
-    RunEndedError,
-    RunOpenError,
-    RunOwnedElsewhereError,
-    RunStateError,
-    StepFailedError,
-    UnknownRunError,
-    UnknownWorkflowError,
-)
-from .domain.slot_inbox import InboxRow
-from .domain.slot_messages import Receipt
-from .domain.spec import AgentSpec
-from .domain.tools import Tool, ToolContext, tool_context
-from .domain.transcript import TranscriptMessage
-from .domain.wait_book import ProviderWait
-from .handle import AgentHandle
-from .hosted import HostedAgent, HostedRuntime
-from .opening import open_runtime
-from .runtime import Runtime
-from .status import AgentStatus, RuntimeStatus
-from .workflows import RunHandle, RunReceipt, RunStatus
+
+if TYPE_CHECKING:
+    from .conversations import Conversation
+    from .core import (
+        LATER,
+        ActorSystem,
+        ChildSpec,
+        HostedSystem,
+        Supervisor,
+        SupervisorSpec,
+        TrioActor,
+        TrioFuture,
+    )
+    from .domain.alert_book import Alert, AlertNotDeliveredError, AlertSink, Webhook
+    from .domain.archive_book import ArchivedMessage
+    from .domain.compacting import CompactingContext
+    from .domain.context import ContextDesk, ContextStrategy, Summary
+    from .domain.drafts import Draft
+    from .domain.fallback import FallbackChain, ModelChoice
+    from .domain.imports import ImportedMessage, ImportRepair, ImportReport
+    from .domain.mode import QuiesceReceipt, ResumeReceipt
+    from .domain.policy import (
+        Backoff,
+        CallFailure,
+        ErrorPolicy,
+        GiveUp,
+        Pacing,
+        ProviderHold,
+        Retry,
+    )
+    from .domain.protocol import ReleaseReceipt
+    from .domain.run_context import DidNotHappen, Happened, RunContext, StepContext, step_context
+    from .domain.run_errors import (
+        RunEndedError,
+        RunOpenError,
+        RunOwnedElsewhereError,
+        RunStateError,
+        StepFailedError,
+        UnknownRunError,
+        UnknownWorkflowError,
+    )
+    from .domain.slot_inbox import InboxRow
+    from .domain.slot_messages import Receipt
+    from .domain.spec import AgentSpec
+    from .domain.tools import Tool, ToolContext, tool_context
+    from .domain.transcript import TranscriptMessage
+    from .domain.wait_book import ProviderWait
+    from .handle import AgentHandle
+    from .hosted import HostedAgent, HostedRuntime
+    from .opening import open_runtime
+    from .runtime import Runtime
+    from .status import AgentStatus, RuntimeStatus
+    from .workflows import RunHandle, RunReceipt, RunStatus
 
 __all__ = [
     "LATER",
@@ -129,3 +134,113 @@ __all__ = [
     "step_context",
     "tool_context",
 ]
+
+# A name is imported when it is asked for: whoever imports one module of the package, as the command
+# line does, is not kept waiting for all of them. A test compares this with the imports above.
+_HOMES: Final = {
+    ".conversations": ("Conversation",),
+    ".core": (
+        "LATER",
+        "ActorSystem",
+        "ChildSpec",
+        "HostedSystem",
+        "Supervisor",
+        "SupervisorSpec",
+        "TrioActor",
+        "TrioFuture",
+    ),
+    ".domain.alert_book": (
+        "Alert",
+        "AlertNotDeliveredError",
+        "AlertSink",
+        "Webhook",
+    ),
+    ".domain.archive_book": ("ArchivedMessage",),
+    ".domain.compacting": ("CompactingContext",),
+    ".domain.context": (
+        "ContextDesk",
+        "ContextStrategy",
+        "Summary",
+    ),
+    ".domain.drafts": ("Draft",),
+    ".domain.fallback": (
+        "FallbackChain",
+        "ModelChoice",
+    ),
+    ".domain.imports": (
+        "ImportedMessage",
+        "ImportRepair",
+        "ImportReport",
+    ),
+    ".domain.mode": (
+        "QuiesceReceipt",
+        "ResumeReceipt",
+    ),
+    ".domain.policy": (
+        "Backoff",
+        "CallFailure",
+        "ErrorPolicy",
+        "GiveUp",
+        "Pacing",
+        "ProviderHold",
+        "Retry",
+    ),
+    ".domain.protocol": ("ReleaseReceipt",),
+    ".domain.run_context": (
+        "DidNotHappen",
+        "Happened",
+        "RunContext",
+        "StepContext",
+        "step_context",
+    ),
+    ".domain.run_errors": (
+        "RunEndedError",
+        "RunOpenError",
+        "RunOwnedElsewhereError",
+        "RunStateError",
+        "StepFailedError",
+        "UnknownRunError",
+        "UnknownWorkflowError",
+    ),
+    ".domain.slot_inbox": ("InboxRow",),
+    ".domain.slot_messages": ("Receipt",),
+    ".domain.spec": ("AgentSpec",),
+    ".domain.tools": (
+        "Tool",
+        "ToolContext",
+        "tool_context",
+    ),
+    ".domain.transcript": ("TranscriptMessage",),
+    ".domain.wait_book": ("ProviderWait",),
+    ".handle": ("AgentHandle",),
+    ".hosted": (
+        "HostedAgent",
+        "HostedRuntime",
+    ),
+    ".opening": ("open_runtime",),
+    ".runtime": ("Runtime",),
+    ".status": (
+        "AgentStatus",
+        "RuntimeStatus",
+    ),
+    ".workflows": (
+        "RunHandle",
+        "RunReceipt",
+        "RunStatus",
+    ),
+}
+_HOME: Final = {name: home for home, names in _HOMES.items() for name in names}
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        home = _HOME.get(name)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(home, __name__), name)
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_HOME})
