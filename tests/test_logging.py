@@ -136,7 +136,7 @@ async def test_records_of_an_actor_name_it(caplog: pytest.LogCaptureFixture) -> 
     async with ActorSystem() as system:
         ref = system.start(Crashing, name="ana")
         with pytest.raises(ValueError, match="x"):
-            with trio.fail_after(5):
+            with trio.fail_after(60):
                 await ref.ask("x")
         ref.tell(HOSTILE)
         await ref.stopped()

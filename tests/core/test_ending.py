@@ -534,7 +534,7 @@ def test_error_that_ends_a_hosted_run_is_raised_by_close():
     )
     ref = supervisor.refs["a"]
     ref.tell(1)
-    assert ref.actor_stopped.wait(timeout=10)
+    assert ref.actor_stopped.wait(timeout=60)
     with pytest.raises(BaseExceptionGroup):
         hosted.close()
     with pytest.raises(ActorDeadError):

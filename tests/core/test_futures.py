@@ -33,7 +33,7 @@ def test_future_get_blocks_a_thread_until_another_sets():
     future = TrioFuture()
     thread = threading.Thread(target=future.set, args=("x",))
     thread.start()
-    assert future.get(timeout=10) == "x"
+    assert future.get(timeout=60) == "x"
     thread.join()
 
 
@@ -243,7 +243,7 @@ def test_future_settled_by_many_threads_is_settled_once_and_wakes_everyone():
 
         def wait(future=future, woken=woken, barrier=barrier):
             barrier.wait()
-            woken.append(future.get(timeout=10))
+            woken.append(future.get(timeout=60))
 
         threads = [threading.Thread(target=settle, args=(n,)) for n in range(2)]
         threads += [threading.Thread(target=wait) for _ in range(2)]

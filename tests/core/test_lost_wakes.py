@@ -147,7 +147,7 @@ def test_message_that_is_put_while_another_thread_wakes_an_actor_that_ends_is_bu
         if box.attention:
             box.attend()
         with pytest.raises(ActorDeadError):
-            late.get(timeout=10)
+            late.get(timeout=60)
 
 
 # -- stopping

@@ -134,7 +134,7 @@ async def test_threads_that_are_the_first_to_wait_at_the_same_time_all_wait_in_o
 
         def __enter__(self):
             if threading.current_thread().name.startswith("waits"):
-                barrier.wait(timeout=20)
+                barrier.wait(timeout=60)
             return self.lock.__enter__()
 
         def __exit__(self, *args):
@@ -150,7 +150,7 @@ async def test_threads_that_are_the_first_to_wait_at_the_same_time_all_wait_in_o
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(timeout=20)
+            thread.join(timeout=60)
         assert ref.statistics().mailbox.waiting == 2
         opens(ref)
 
@@ -354,7 +354,7 @@ def test_message_that_is_taken_while_a_thread_replaces_it_is_the_newer_one():
     taker = threading.Thread(target=lambda: taken.append(lane.popleft()))
     assert lane.put(Key(), ("old", None, 0), True) == (True, None)
     put, replaced = lane.put(Key(), ("new", None, 0), True)
-    taker.join(timeout=20)
+    taker.join(timeout=60)
     assert (put, replaced, taken) == (True, ("old", None, 0), [("new", None, 0)])
 
 
@@ -375,7 +375,7 @@ def test_threads_that_coalesce_lose_and_double_nothing():
         barrier = threading.Barrier(4)
 
         def send(worker):
-            barrier.wait(timeout=20)
+            barrier.wait(timeout=60)
             for n in range(3_000):
                 ref.tell((f"{worker % 2} {n % 3}", (worker, n)))
 
@@ -499,7 +499,7 @@ def test_marks_crossed_by_threads_alternate():
         barrier = threading.Barrier(3)
 
         def send():
-            barrier.wait(timeout=20)
+            barrier.wait(timeout=60)
             for n in range(2_000):
                 with suppress(MailboxFullError):
                     ref.tell(n)

@@ -101,7 +101,7 @@ def ref(desk_class):
 
 def see_end(ref):
     """Wait until the actor is gone: a ThreadingActor says that it stopped before its last hook."""
-    assert ref.actor_stopped.wait(timeout=10)
+    assert ref.actor_stopped.wait(timeout=60)
     for thread in threading.enumerate():
         if thread.name.startswith(f"{ref.actor_class.__name__}-"):
             thread.join(timeout=10)
@@ -232,11 +232,11 @@ def test_message_ahead_of_a_stop_is_handled_and_one_behind_it_is_answered_as_dea
     stopped = ref.stop(block=False)
     behind = ref.ask("behind", block=False)
     released.set()
-    assert first.get(timeout=10) is None
-    assert ahead.get(timeout=10) == "ahead"
-    assert stopped.get(timeout=10) is True
+    assert first.get(timeout=60) is None
+    assert ahead.get(timeout=60) == "ahead"
+    assert stopped.get(timeout=60) is True
     with pytest.raises(pykka.ActorDeadError):
-        behind.get(timeout=10)
+        behind.get(timeout=60)
 
 
 def test_proxy_of_a_ref_is_the_proxy_of_its_class_and_equal_to_it(ref):

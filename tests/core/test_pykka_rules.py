@@ -145,7 +145,7 @@ def test_stop_handles_what_was_sent_before_it(ref):
 
 def test_actor_stops_itself(ref):
     ref.proxy().stop_yourself().get()
-    assert ref.actor_stopped.wait(timeout=10)
+    assert ref.actor_stopped.wait(timeout=60)
 
 
 def test_tell_to_a_dead_actor_raises_pykkas_error_and_hands_the_message_back(ref):
@@ -174,7 +174,7 @@ def test_error_of_an_ask_goes_to_the_asker_and_the_actor_lives(ref, log):
 
 def test_error_of_a_tell_calls_on_failure_instead_of_on_stop_and_ends_the_actor(ref, log):
     ref.tell(ValueError("told"))
-    assert ref.actor_stopped.wait(timeout=10)
+    assert ref.actor_stopped.wait(timeout=60)
     assert log == ["on_start", ("on_failure", ValueError, "told", True)]
 
 
@@ -183,7 +183,7 @@ def test_error_of_on_start_ends_the_actor(hosted):
         def on_start(self):
             raise ValueError("start")
 
-    assert Broken.start().actor_stopped.wait(timeout=10)
+    assert Broken.start().actor_stopped.wait(timeout=60)
 
 
 def test_error_of_on_stop_ends_the_actor_all_the_same(hosted):
@@ -250,7 +250,7 @@ def test_proxy_raises_the_methods_error_at_get(ref):
 def test_proxy_defer_sends_a_tell(ref, log):
     assert ref.proxy().shout.defer("a") is None
     ref.proxy().fail.defer()
-    assert ref.actor_stopped.wait(timeout=10)
+    assert ref.actor_stopped.wait(timeout=60)
     assert log[-1][:2] == ("on_failure", ValueError)
 
 
@@ -492,7 +492,7 @@ def test_base_exception_stops_all_actors_by_pykkas_rule_where_asked_for():
         refs = [Sample.start() for _ in range(3)]
         with pytest.raises(SystemExit):
             refs[0].ask(SystemExit(1))
-        assert all(ref.actor_stopped.wait(timeout=10) for ref in refs)
+        assert all(ref.actor_stopped.wait(timeout=60) for ref in refs)
         assert system.start(Sample).ask(1) == ("received", 1)
 
 

@@ -296,7 +296,7 @@ def test_ask_that_is_put_into_a_mailbox_as_it_closes_is_settled_by_its_sender(en
                 else:
                     # Not by stop(), which would come this way too.
                     hosted.system.on_loop(ref._cell.stop_now)
-                    ref._cell.ended_future().get(timeout=10)
+                    ref._cell.ended_future().get(timeout=60)
                 lane.append(envelope)
 
         ref._lane = Late()

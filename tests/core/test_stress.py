@@ -99,7 +99,7 @@ def test_messages_of_six_threads_are_accounted_for_while_actors_are_killed(max_d
         for answers in asked:
             for message, future in answers:
                 try:
-                    assert future.get(timeout=20) == message
+                    assert future.get(timeout=60) == message
                     outcomes["answered"] += 1
                 except (OutcomeUnknownError, MailboxFullError) as exc:
                     outcomes[exc.code] += 1
@@ -146,7 +146,7 @@ def test_ask_that_races_stop_is_always_settled():
             refused = 0
             for future in futures:
                 try:
-                    future.get(timeout=20)
+                    future.get(timeout=60)
                 except ActorDeadError as exc:
                     refused += "was not accepted" in str(exc)
             ref.actor_stopped.wait(timeout=20)
@@ -178,7 +178,7 @@ def test_calls_that_race_the_end_of_the_run_are_always_settled():
             thread.join()
         for future in futures:
             with suppress(ActorDeadError, MailboxFullError):
-                future.get(timeout=20)
+                future.get(timeout=60)
 
 
 def test_full_mailbox_blocks_host_threads_where_asked_for_and_loses_nothing():
@@ -223,6 +223,6 @@ def test_blocked_host_thread_is_released_when_the_actor_ends():
         while ref.statistics().queued < 1 or not ref.statistics().in_flight:
             pass
         ref.kill()
-        thread.join(timeout=20)
+        thread.join(timeout=60)
         assert not thread.is_alive()
     assert len(errors) == 1

@@ -343,12 +343,12 @@ def test_threads_that_suspend_and_resume_lose_nothing_and_keep_the_order():
         done = threading.Event()
 
         def send(worker):
-            barrier.wait(timeout=20)
+            barrier.wait(timeout=60)
             for n in range(3_000):
                 ref.tell((worker, n))
 
         def toggle():
-            barrier.wait(timeout=20)
+            barrier.wait(timeout=60)
             while not done.is_set():
                 ref.suspend()
                 ref.resume()
@@ -360,7 +360,7 @@ def test_threads_that_suspend_and_resume_lose_nothing_and_keep_the_order():
         for thread in threads:
             thread.join(timeout=60)
         done.set()
-        toggler.join(timeout=20)
+        toggler.join(timeout=60)
         assert ref.ask("end") == "end"
         for worker in range(3):
             assert [n for who, n in seen(ref)[:-1] if who == worker] == list(range(3_000))
@@ -374,7 +374,7 @@ def test_stop_that_races_a_suspension_always_ends_the_actor():
             accepted = []
 
             def send(ref=ref, barrier=barrier, accepted=accepted):
-                barrier.wait(timeout=20)
+                barrier.wait(timeout=60)
                 try:
                     for n in range(20):
                         ref.tell(n)
@@ -383,14 +383,14 @@ def test_stop_that_races_a_suspension_always_ends_the_actor():
                     pass
 
             def suspend(ref=ref, barrier=barrier):
-                barrier.wait(timeout=20)
+                barrier.wait(timeout=60)
                 ref.suspend()
 
             threads = [threading.Thread(target=send), threading.Thread(target=suspend)]
             for thread in threads:
                 thread.start()
-            barrier.wait(timeout=20)
-            assert ref.stop(timeout=20) is True
+            barrier.wait(timeout=60)
+            assert ref.stop(timeout=60) is True
             for thread in threads:
-                thread.join(timeout=20)
+                thread.join(timeout=60)
             assert ref._cell.accounted() == len(accepted)

@@ -295,7 +295,7 @@ async def test_an_offer_that_is_asked_for_is_answered_when_it_is_over(healed: bo
         refuse(store)
         await books.set(600)
         refuse(store, not healed)
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             await books.ledger.ask(OfferPending())
         assert (books.book.pending == []) == healed
         assert (stored(store) is not None) == healed
@@ -364,7 +364,7 @@ async def test_an_act_made_while_a_failing_offer_is_out_is_answered_too() -> Non
         await wait_all_tasks_blocked()
         store.hold = False
         store.release()
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             assert ((await first).reach, (await second).reach) == ("pending", "pending")
 
 

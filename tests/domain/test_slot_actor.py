@@ -186,7 +186,7 @@ async def test_an_id_that_is_used_is_answered_though_its_sender_thought_it_fresh
     store = new_store()
     async with open_room(store) as room:
         await room.slot.ask(accept("a", known="x"))
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             fresh = msgspec.structs.replace(accept("a", known="x"), known=False)
             other = msgspec.structs.replace(accept("b", known="x"), known=False)
             same, conflict, behind = await outcomes_of(
@@ -380,7 +380,7 @@ async def test_an_act_that_is_refused_anew_leaves_its_id_free(
         with pytest.raises(InboxFullError):
             await first
         monkeypatch.setattr(slot_book, "INBOX_ROWS_MAX", 10)
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             assert (await room.slot.ask(accept("a", known="x"))).state == "accepted"
 
 
@@ -530,7 +530,7 @@ async def test_an_agent_hears_of_a_wake_whose_slot_died_between_commit_and_telli
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(kill_after, room.slot, kill_at)
                 await room.slot.ask(accept("hi"))
-            with trio.fail_after(5):
+            with trio.fail_after(60):
                 await room.stirred["ana"].wait()
 
 
@@ -599,7 +599,7 @@ async def test_a_start_without_work_is_answered_while_another_agents_turn_lives(
     async with open_room(new_store()) as room:
         await room.slot.ask(accept("for ana"))
         turn = await room.slot.ask(start("ana"))
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             assert await room.slot.ask(start("bo")) == NothingToDo()
         await room.slot.ask(record(turn, 1, "Done"))
 
@@ -614,7 +614,7 @@ async def test_a_start_that_finds_nothing_keeps_nobody_waiting_behind_it() -> No
         await wait_all_tasks_blocked()
         # Bo's wake is gone by the time the lease is free.
         room.slot._cell.actor._book.wakes["bo"].clear()  # type: ignore[union-attr]
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             await room.slot.ask(record(turn, 1, "Done"))
             assert await bo == NothingToDo()
             assert (await cy).agent == "cy"

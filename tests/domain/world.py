@@ -25,7 +25,7 @@ from abeyance.storage.lmdb_store import LmdbStore
 from abeyance.storage.store import NeedsService, Row
 from abeyance.storage.tables.blocks import TextBlock, ToolResultBlock, ToolUseBlock
 
-REAL_S_MAX = 10.0
+REAL_S_MAX = 60.0
 """How long a condition may take to hold, in real time: a bound for tests that fail."""
 SCHEMA = {"type": "object", "properties": {}}
 

@@ -58,7 +58,7 @@ async def test_time_jumps_to_each_deadline_when_nobody_works(clock):
 
             nursery.start_soon(nap)
     assert seen == [60, 60.5, 3_600]
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
 
 
 async def test_time_waits_for_the_tasks_that_wait_for_all_others(clock):
@@ -144,7 +144,7 @@ def test_time_passes_while_a_host_thread_that_works_waits_for_the_loop():
             assert clock.current_time() == 30
         asked = hosted.start(Sleeps).ask("x", block=False, timeout=20)
         with pytest.raises(AskTimeoutError):
-            asked.get(timeout=10)
+            asked.get(timeout=60)
 
 
 async def test_time_stands_still_while_a_commit_is_with_the_writer(tmp_path, clock):

@@ -107,7 +107,7 @@ def test_probe_blocks_host_threads_in_place_of_being_awaited():
         asked = probe.ref.ask("x", block=False)
         probe.expect(str)
         probe.reply("y")
-        assert asked.get(timeout=10) == "y"
+        assert asked.get(timeout=60) == "y"
         probe.watch(echo)
         echo.stop()
         assert probe.expect(Ended).final

@@ -30,7 +30,8 @@ from abeyance.storage.locks import is_locked
 
 pytest.importorskip("anthropic")
 
-DEMO_S_MAX = 30.0
+DEMO_S_MAX = 60.0
+"""Alone it takes a few seconds; a machine with much else to do is no failure."""
 
 
 def demo(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -375,7 +376,7 @@ def test_interrupted_demo_ends_its_children_and_says_so(tmp_path: Path) -> None:
         while b"runs ana and bo" not in (line := demo_process.stdout.readline()):
             assert line, "the demo ended by itself"
         demo_process.send_signal(signal.SIGINT)
-        _, errors = demo_process.communicate(timeout=20)
+        _, errors = demo_process.communicate(timeout=60)
     assert errors == b"abeyance: interrupted\n"
     assert demo_process.returncode == 130
     assert not any(map(is_locked, (root / "state" / "store" / "owners").iterdir()))

@@ -127,6 +127,6 @@ def test_quiesce_under_threads(tmp_path: Path) -> None:
         ana.send("one")
         ana.wait_idle()
         assert host.status().mode.state == "quiesced"
-        assert host.resume(block=False).get(timeout=10).landed == 1
+        assert host.resume(block=False).get(timeout=60).landed == 1
         ana.wait_idle()
         assert len(provider.requests) == 1

@@ -58,7 +58,7 @@ def request(*messages: ProviderMessage, **parts: Any) -> ModelRequest:
 
 
 async def call(provider: AnthropicProvider, asked: ModelRequest | None = None) -> ModelReply:
-    with permitted(Permit(1, "ana", "m", "turn")), trio.fail_after(20):
+    with permitted(Permit(1, "ana", "m", "turn")), trio.fail_after(60):
         return await provider.call(asked or request(), lambda _delta: None)
 
 

@@ -398,7 +398,7 @@ def test_one_batch_is_out_at_a_time(store: Any, opener: Any, rows: Any) -> None:
     with pytest.raises(StoreBusyError):
         store.submit([rows.cas(B, 0)], done)
     go_on()
-    assert told.wait(10)
+    assert told.wait(60)
     assert len(answers) == 1
     assert isinstance(answers[0][0], Committed)
     assert store.get("wakes", B) is None
@@ -420,7 +420,7 @@ def test_done_may_submit_the_next_batch(store: Any, rows: Any) -> None:
         store.submit([rows.cas(A, 1)], lambda result: told.set())
 
     store.submit([rows.cas(A, 0)], first)
-    assert told.wait(10)
+    assert told.wait(60)
     assert store.get("wakes", A).counter == 2
 
 
@@ -668,5 +668,5 @@ def test_the_memory_store_refuses_serves_and_answers_from_a_thread_when_told(
     threads: list[Any] = []
     told = threading.Event()
     store.submit([], lambda result: (threads.append(threading.current_thread()), told.set()))
-    assert told.wait(10)
+    assert told.wait(60)
     assert threads[0] is not threading.current_thread()

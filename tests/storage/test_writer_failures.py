@@ -221,7 +221,7 @@ def test_a_batch_asks_the_reading_thread_for_room_before_it_goes_on(lmdb_opener:
     large = Request(puts=tuple(Put("bodies", ("a", n), _body(50_000)) for n in range(20)))
     store.submit([large], lambda answer: (answers.append(answer), told.release()))
     while True:
-        assert told.acquire(timeout=10)
+        assert told.acquire(timeout=60)
         if not isinstance(answers[-1], NeedsService):
             break
         assert store.get("bodies", ("a", 0)) is None
@@ -344,7 +344,7 @@ def test_a_requester_that_raises_does_not_end_the_writer(
 
     monkeypatch.setattr(threading, "excepthook", report)
     store.submit([rows.cas(A, 0)], done)
-    assert told.wait(10)
+    assert told.wait(60)
     assert isinstance(reported[0], ZeroDivisionError)
     assert isinstance(store.commit(rows.cas(A, 1))[0], Committed)
 

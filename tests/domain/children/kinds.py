@@ -98,7 +98,7 @@ async def talk_on(runtime: Runtime) -> None:
 
 async def only_open(runtime: Runtime) -> None:
     """Until the runs that a death cut off are closed."""
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         while any(runtime._store.scan("ephemerals", ())):
             await trio.testing.wait_all_tasks_blocked(0.02)
 

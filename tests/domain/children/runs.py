@@ -30,7 +30,7 @@ from abeyance.actors.testing import WallClock
 from abeyance.storage.crashpoints import arm
 
 ITEMS = ("gather", "a", "b", "c", "close")
-REAL_S_MAX = 40.0
+REAL_S_MAX = 60.0
 """How long a life may take: a bound for tests that fail."""
 BLOCKED = "b"
 """The item that meets a wall until the instant that the parameters name."""
