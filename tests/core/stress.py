@@ -142,7 +142,7 @@ class _Sender:
         try:
             for number in range(self._run.each):
                 if time.monotonic() > self._run.until:
-                    return
+                    break  # What was asked is reaped all the same.
                 self._act(number)
             while self._out:
                 self._reap()

@@ -19,6 +19,10 @@ pytest.importorskip("anthropic")
 
 ROOT = Path(__file__).parents[2]
 KILLS = 6
+RUN_S_MAX = 300
+"""Alone it takes some ten seconds, beside a dozen busy processes ten times that."""
+
+pytestmark = pytest.mark.timeout(RUN_S_MAX + 30)
 
 
 @dataclass
@@ -46,7 +50,7 @@ def harnessed(
         check=False,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=RUN_S_MAX,
     )
     return Harnessed(
         done.returncode,

@@ -296,6 +296,7 @@ async def test_one_run_that_cannot_be_closed_keeps_neither_the_others_nor_the_ru
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with world.open() as runtime:
+        await wait_all_tasks_blocked()  # This opening has looked for runs that are left.
         left = tuple(
             Put("ephemerals", (name,), encode(Ephemeral(started_ms=1))) for name in ("a.1", "b.2")
         )
