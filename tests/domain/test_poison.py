@@ -15,7 +15,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from abeyance.actors import AgentSpec, HostedRuntime, Receipt
 from abeyance.actors.domain.agent import Agent
-from abeyance.actors.domain.errors import NotStoredError
+from abeyance.actors.domain.errors import LeaseLostError, NotStoredError
 from abeyance.actors.domain.slot_messages import AttachAgent, TurnStart, Woken
 from abeyance.actors.domain.slot_poison import REFUSALS_MAX
 from abeyance.actors.testing import ScriptedProvider, call_tool, reply
@@ -155,7 +155,7 @@ async def test_at_a_boundary_exactly_what_was_stored_joins() -> None:
         assert letters(store)[0][0] == "message 'b' by 'user'"
 
 
-@pytest.mark.behaviour("R-3")
+@pytest.mark.behaviour("R-3", "D-047")
 @pytest.mark.parametrize("how", ["reply", "hold", "end", "tidy", "start"])
 async def test_every_drain_gives_up_what_is_refused_by_name(how: str) -> None:
     async with in_a_turn("a", "b", "c") as (store, room, turn):
@@ -275,7 +275,7 @@ async def test_a_message_that_was_given_up_is_dead_to_its_sender_and_says_why() 
 # -- every message alike -----------------------------------------------------------------------
 
 
-@pytest.mark.behaviour("R-2", "D-044")
+@pytest.mark.behaviour("R-2", "D-044", "D-050")
 async def test_what_a_stop_could_not_land_is_there_at_the_next_start(
     world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,6 +287,12 @@ async def test_what_a_stop_could_not_land_is_there_at_the_next_start(
         for word in "ab":
             await ana.send(word, id=word)
         keep_from_landing(monkeypatch)
+    # It refuses through another life, too, and what waits is where it was.
+    async with world.open():
+        ana = await world.add([], tools=[stop.tool()])
+        await trio.sleep(1)
+        assert [row.message for row in world.rows("inbox", "ana")] == ["a", "b"]
+        assert (await ana.receipt("a")).state == "accepted"
     monkeypatch.undo()
     async with world.open():
         ana = await world.add([reply("heard")], tools=[stop.tool()])
@@ -297,6 +303,37 @@ async def test_what_a_stop_could_not_land_is_there_at_the_next_start(
         assert (await ana.receipt("a")).state == "stored"
         letters_of = {letter.actor for letter in world.runtime.dead_letters()}
         assert "slot:ana" not in letters_of
+
+
+@pytest.mark.behaviour("D-043")
+async def test_results_of_a_call_that_was_not_stored_are_not_stored_either() -> None:
+    async with in_a_turn("a") as (store, room, turn):
+        store.refuse("slots", (SLOT, 2), 1)
+        with pytest.raises(NotStoredError):
+            await room.slot.ask(record(turn, 1, "look", "call"))
+        with pytest.raises(LeaseLostError):
+            await room.slot.ask(close(turn, 1, "call"))
+        assert shown(store) == ["user: go"]
+        await room.slot.ask(record(turn, 1, "look", "call"))
+        await room.slot.ask(close(turn, 1, "call"))
+        assert shown(store) == ["user: go", "assistant: look <call>", "results: =call", "user: a"]
+        check(store)
+
+
+@pytest.mark.behaviour("D-048")
+async def test_results_that_were_refused_land_directly_behind_their_call() -> None:
+    async with in_a_turn("a") as (store, room, turn):
+        await room.slot.ask(record(turn, 1, "look", "call"))
+        store.refuse("slots", (SLOT, 3), 1)
+        with pytest.raises(NotStoredError):
+            await room.slot.ask(close(turn, 1, "call"))
+        await room.slot.ask(accept("b"))
+        assert shown(store) == ["user: go", "assistant: look <call>"]
+        await room.slot.ask(close(turn, 1, "call"))
+        assert shown(store)[1:] == [
+            "assistant: look <call>", "results: =call", "user: a", "user: b",
+        ]  # fmt: skip
+        check(store)
 
 
 @pytest.mark.behaviour("R-7")
