@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 import time
 from collections.abc import Iterator
@@ -42,7 +43,7 @@ def _puts(records: int) -> Iterator[Put]:
 def _fill(path: Path, records: int) -> None:
     store = LmdbStore.open(path, clock_ms=_now_ms)
     puts = _puts(records)
-    while batch := tuple(put for put, _ in zip(puts, range(_PUTS), strict=False)):
+    while batch := tuple(itertools.islice(puts, _PUTS)):
         (outcome,) = store.commit(Request(puts=batch))
         assert isinstance(outcome, Committed), outcome
     store.close()

@@ -27,8 +27,9 @@ import msgspec
 import trio
 
 from abeyance.actors import AgentHandle, AgentSpec, Runtime, Tool, open_runtime
+from abeyance.actors.core.errors import ChildStartError
 from abeyance.actors.domain.drafts import Draft
-from abeyance.actors.domain.errors import NotStoredError, QuiescedError
+from abeyance.actors.domain.errors import MessageReadError, NotStoredError, QuiescedError
 from abeyance.actors.providers.port import ModelReply, ModelRequest, OnDelta
 from abeyance.actors.testing import Faults, HostClock, ScriptedProvider, WallClock, fail, reply
 from abeyance.actors.testing.scripted import Step
@@ -71,6 +72,8 @@ class Report:
     """How often each point was passed; `step` and `commit` among them."""
     rows: list[Any] = field(default_factory=list)
     """The transcript, whole."""
+    states: dict[str, str] = field(default_factory=dict)
+    """What became of the messages of `CHANGED`."""
     answered: list[int] = field(default_factory=list)
     """The entries of the wakes that turns answered."""
     left: dict[str, int] = field(default_factory=dict)
@@ -89,20 +92,28 @@ def play(setting: Setting) -> Report:
 # -- what is sent --------------------------------------------------------------------------------
 
 
-def one(name: str, author: str = "user", *, wake: bool = True) -> tuple[Draft, ...]:
-    return (Draft(f"says {name}", author, id=name, wake=wake),)
+@dataclass(frozen=True)
+class Retraction:
+    """A message is taken back, if nobody read it yet."""
+
+    id: str
+
+
+Part = tuple[Draft, ...] | Retraction
+"""What one commit does: takes a message or a batch, or gives a message back."""
+
+
+def one(name: str, author: str = "user", **how: Any) -> tuple[Draft, ...]:
+    return (Draft(f"says {name}", author, id=name, **how),)
 
 
 def batch(name: str, size: int) -> tuple[Draft, ...]:
     return tuple(Draft(f"says {name}{n}", id=f"{name}{n}", wake=n % 100 == 0) for n in range(size))
 
 
-def _stages(variant: str) -> tuple[tuple[tuple[Draft, ...], ...], ...]:
-    """What arrives when: idle, in call 1, in its tools, in call 2, in its tool, in call 3, at rest.
-
-    Each part is one commit: a message, or a batch.
-    """
-    many: tuple[tuple[Draft, ...], ...] = (batch("b", 3),)
+def _stages(variant: str) -> tuple[tuple[Part, ...], ...]:
+    """What arrives when: idle, in call 1, its tools, call 2, its tool, call 3, and at rest."""
+    many: tuple[Part, ...] = (batch("b", 3),)
     if variant == "big":
         many = (batch("b", BIG),)
     elif variant == "small":
@@ -112,13 +123,25 @@ def _stages(variant: str) -> tuple[tuple[tuple[Draft, ...], ...], ...]:
         (one("p1"), one("f1", "bot", wake=False)),
         many,
         (one("p2"), batch("c", 2)),
-        (one("own1", "ANA"), one("p3"), one("own2", "ana"), *many_behind(variant)),
+        (one("own1", "ANA"), one("p3"), one("own2", "ana"), *many_behind(variant), *_CHANGES),
         (one("p4"), one("f2", "bot", wake=False)),
         (one("last"),),
     )
 
 
-def many_behind(variant: str) -> tuple[tuple[Draft, ...], ...]:
+_CHANGES: tuple[Part, ...] = (
+    one("s1", subject="weather"),
+    one("r1"),
+    one("s2", subject="weather"),
+    Retraction("r1"),
+    one("j1", joins=False),
+)
+"""One that a newer message replaces, and one that is taken back, unless they were read by then."""
+CHANGED = {"s1": "replaced", "r1": "retracted"}
+"""What becomes of them where they were not read."""
+
+
+def many_behind(variant: str) -> tuple[Part, ...]:
     if variant == "small":
         return tuple((draft,) for draft in batch("d", SINGLES))
     return (batch("d", 4), one("f3", "bot", wake=False))
@@ -126,7 +149,8 @@ def many_behind(variant: str) -> tuple[tuple[Draft, ...], ...]:
 
 def drafts_of(variant: str) -> list[Draft]:
     """Everything that is sent, in order."""
-    return [draft for stage in _stages(variant) for part in stage for draft in part]
+    parts = [part for stage in _stages(variant) for part in stage]
+    return [draft for part in parts if not isinstance(part, Retraction) for draft in part]
 
 
 # -- the life ------------------------------------------------------------------------------------
@@ -138,7 +162,7 @@ class _Life:
         self.report = report
         self.stages = _stages(setting.variant)
         self.agent: AgentHandle
-        self.runtime: Runtime
+        self.runtime: Runtime | None = None
         self.faults = Faults(seed=1)
         self._acks = _Lines(setting.directory / "acks.jsonl")
         self.last_number = setting.number * CALLS_A_LIFE
@@ -160,9 +184,8 @@ class _Life:
             async with trio.open_nursery() as nursery:
                 self._asks, asked = trio.open_memory_channel(100)
                 nursery.start_soon(self._serve, asked)
-                self.agent = await runtime.add_agent(
-                    AgentSpec(name=ANA, provider=provider, model="m", tools=self._tools())
-                )
+                spec = AgentSpec(name=ANA, provider=provider, model="m", tools=self._tools())
+                self.agent = await _until_stored(partial(runtime.add_agent, spec))
                 # A life that a quiesce outlived serves again first.
                 await self._resume()
                 await self.arrive(0)
@@ -173,6 +196,8 @@ class _Life:
                 await self._rest()
                 self._look(runtime)
                 self.report.rows = [row async for row in self.agent.transcript()]
+                for name in CHANGED:
+                    self.report.states[name] = (await self.agent.receipt(name)).state
                 self._asks.close()
         hits.done()
 
@@ -180,6 +205,7 @@ class _Life:
         """Until nothing is to do, holds included: virtual time jumps over them."""
         while True:
             await self.agent.wait_idle()
+            assert self.runtime is not None
             (state,) = self.runtime.status().agents
             if state.state == "idle":
                 return
@@ -212,15 +238,20 @@ class _Life:
 
         await self._outside(send)
 
-    async def _send(self, part: tuple[Draft, ...]) -> None:
+    async def _send(self, part: Part) -> None:
+        if isinstance(part, Retraction):
+            with suppress(MessageReadError):
+                await _until_stored(partial(self.agent.retract, part.id))
+            return
         if {draft.id for draft in part} <= self._acked:
             return
         if len(part) > 1:
             receipts = await _until_stored(partial(self.agent.send_many, part))
         else:
             (draft,) = part
-            send = partial(self.agent.send, draft.content, draft.author)
-            receipts = [await _until_stored(partial(send, id=draft.id, wake=draft.wake))]
+            send = partial(self.agent.send, draft.content, draft.author, id=draft.id)
+            how = {"wake": draft.wake, "subject": draft.subject, "joins": draft.joins}
+            receipts = [await _until_stored(partial(send, **how))]
         for receipt in receipts:
             self._acked.add(receipt.id)
         self._acks.write(*({"id": receipt.id, "seq": receipt.seq} for receipt in receipts))
@@ -268,6 +299,7 @@ class _Life:
 
     async def _quiesce(self) -> None:
         _Lines(self.setting.directory / "fresh.jsonl").write({"behind": self.last_number})
+        assert self.runtime is not None
         with suppress(QuiescedError):
             await _until_stored(partial(self.runtime.quiesce, "the matrix", within_s=0))
         for parts in self.stages[3:5]:
@@ -276,6 +308,7 @@ class _Life:
         await self._resume()
 
     async def _resume(self) -> None:
+        assert self.runtime is not None
         if self.runtime.status().mode != "serving":
             await _until_stored(self.runtime.resume)
 
@@ -298,11 +331,11 @@ class _Life:
 
 
 async def _until_stored(act: Callable[[], Any]) -> Any:
-    """What a host does whose store refused a write: the same again."""
+    """The same again, as a host does whose store refused a write, or whose agent did not start."""
     while True:
         try:
             return await act()
-        except NotStoredError:
+        except (NotStoredError, ChildStartError):
             await trio.lowlevel.checkpoint()
 
 
@@ -449,7 +482,10 @@ class _Hits(trio.abc.Instrument):
         self._token.run_sync_soon(self._kill)
 
     def _kill(self) -> None:
-        system = self._life.runtime._system
+        runtime = self._life.runtime
+        if runtime is None:
+            return  # It is being opened: what has a name by now is not given out yet.
+        system = runtime._system
         names = {"group": ("agent", "gate", "slot")}.get(self._victim, (self._victim,))
         for name in names:
             ref = system.find(name) or system.find(f"{name}:{ANA}")

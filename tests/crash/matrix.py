@@ -32,7 +32,7 @@ from abeyance.actors.domain.slot_messages import Receipt
 from abeyance.actors.testing import invariant
 from abeyance.storage.tables.blocks import ToolUseBlock
 
-from .life import ACTORS, ANA, Report, Setting, drafts_of, live
+from .life import ACTORS, ANA, CHANGED, Report, Setting, drafts_of, live
 
 VARIANTS = {
     "plain": "messages of all kinds, joined and held",
@@ -96,8 +96,14 @@ def judge(directory: Path, variant: str, report: Report) -> list[str]:
     found = invariant.violations(calls, fresh=_fresh(directory, calls))
     receipts = {ack["id"]: Receipt(ack["id"], ack["seq"], "stored") for ack in acks}
     found += [f"{draft.id} has no receipt" for draft in drafts if draft.id not in receipts]
+    for name, state in CHANGED.items():
+        if not any(row.id == name for row in report.rows):
+            # It was replaced, or taken back, before anybody read it.
+            receipts.pop(name, None)
+            if report.states[name] != state:
+                found.append(f"{name} is not there, and is {report.states[name]}, not {state}")
     for ack in acks:
-        if receipts[ack["id"]].seq != ack["seq"]:
+        if ack["id"] in receipts and receipts[ack["id"]].seq != ack["seq"]:
             found.append(f"{ack['id']} has two receipts: {ack['seq']}, {receipts[ack['id']].seq}")
     found += invariant.transcript_violations(report.rows, receipts.values())
     found += [f"{count} {what} at rest" for what, count in report.left.items() if count]

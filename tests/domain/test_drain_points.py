@@ -14,6 +14,7 @@ from abeyance.actors.domain.protocol import RecordWait
 from abeyance.actors.domain.slot_book import SlotBook
 from abeyance.actors.domain.slot_reading import read_reading
 from abeyance.actors.testing import Faults, Gate, ScriptedProvider, call_tool, fail, reply
+from abeyance.actors.testing.witness import Witness
 from abeyance.storage.lmdb_store import LmdbStore
 from abeyance.storage.store import Put
 
@@ -327,3 +328,54 @@ async def test_a_message_and_who_is_to_be_told_of_it_are_one_commit_in_the_order
         await ana.wait_idle()
         order = [row.message for row in world.rows("slots", "ana") if row.turn is None]
         assert order[1:] == [named[number] for number in numbers]
+
+
+# -- cost ----------------------------------------------------------------------------------------
+
+
+async def test_a_boundary_reads_and_writes_no_more_in_a_long_slot_with_a_full_inbox(
+    world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Witness, "_look", lambda *looked: None)
+    touched: list[str] = []
+    get, scan, submit = LmdbStore.get, LmdbStore.scan, LmdbStore.submit
+
+    def counted_get(store: LmdbStore, table: str, key: Any) -> Any:
+        touched.append(f"get {table}")
+        return get(store, table, key)
+
+    def counted_scan(store: LmdbStore, table: str, *args: Any, **how: Any) -> Any:
+        for found in scan(store, table, *args, **how):
+            touched.append(f"scan {table}")
+            yield found
+
+    def counted_submit(store: LmdbStore, requests: Any, done: Any) -> None:
+        touched.extend("op" for request in requests for _ in range(request.ops))
+        submit(store, requests, done)
+
+    async def boundary_of(name: str, notes: int) -> list[str]:
+        stop, call = Stop(), Gate(reply("Done"))
+        agent = await world.add([call_tool("wait"), call], name, tools=[stop.tool()])
+        for number in range(notes):
+            await agent.send(f"note {number}", wake=False)
+        await agent.send("go")
+        await stop.entered.wait()
+        await agent.send("waits for the turn's end", author=name)
+        for number in range(notes):
+            await agent.send(f"behind it {number}", wake=False)
+        touched.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(LmdbStore, "get", counted_get)
+            patch.setattr(LmdbStore, "scan", counted_scan)
+            patch.setattr(LmdbStore, "submit", counted_submit)
+            stop.go.set()
+            await call.wait_entered()
+        counted = sorted(touched)
+        call.release()
+        await agent.wait_idle()
+        return counted
+
+    async with world.open():
+        short = await boundary_of("short", 1)
+        assert short
+        assert await boundary_of("long", 300) == short

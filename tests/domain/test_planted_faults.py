@@ -24,7 +24,8 @@ from abeyance.actors.testing import call_tool, invariant, reply
 from abeyance.actors.testing.witness import Witness
 from abeyance.storage.tables.blocks import TextBlock
 
-from .world import Stop, World
+from .talk import ByHand, say
+from .world import Stop, World, texts
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -106,6 +107,40 @@ FAULTS: dict[Plant, tuple[str, str]] = {
     ),
 }
 """Each fault, what the witness says of it, and what the wire and the receipts alone say."""
+
+
+@pytest.mark.behaviour("D-001")
+@pytest.mark.breaks_the_wire("the checker must find it")
+async def test_checker_finds_a_summary_that_a_live_turn_begins_to_use(
+    world: World,
+    virtual_time: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+    wire_invariant: Witness,
+) -> None:
+    close_gap = TurnTask._close_gap
+
+    async def compiles_anew(task: TurnTask, calls: Any) -> None:
+        await close_gap(task, calls)
+        task.start = task.start._replace(context=4)
+        task._messages.clear()
+        await task._compile()
+
+    monkeypatch.setattr(TurnTask, "_close_gap", compiles_anew)
+    stop, strategy = Stop(), ByHand()
+    script = [reply("one"), reply("two"), call_tool("wait"), reply("Done")]
+    async with world.open():
+        ana = await world.add(script, tools=[stop.tool()], context=strategy)
+        await say(world, ana, "a", "b")
+        await ana.send("c")
+        await stop.entered.wait()
+        await strategy.desk.keep("in short", last=4)
+        stop.go.set()
+        await ana.wait_idle()
+    assert texts(world.providers[0].requests[3])[:2] == ["user: in short", "user: c"]
+    found = invariant.violations(invariant.read_scripted(*world.providers))
+    assert any("something else than call 3 and its reply: at message 1" in line for line in found)
+    problems = wire_invariant.problems()
+    assert any("something else than call 3 and its reply" in line for line in problems), problems
 
 
 @asynccontextmanager
