@@ -65,12 +65,14 @@ class View:
         messages = []
         for row in rows:
             message = render(row)
-            if message is not None and any(
-                isinstance(block, ThinkingBlock) for block in message.blocks
-            ):
-                message = self._fitted(row.entry, message)
-            if message is not None:
-                messages.append(message)
+            if message is None:
+                continue
+            if message.role == "assistant" and ThinkingBlock in map(type, message.blocks):
+                fitted = self._fitted(row.entry, message)
+                if fitted is None:
+                    continue
+                message = fitted
+            messages.append(message)
         return messages
 
     def _fitted(self, entry: Entry, message: ProviderMessage) -> ProviderMessage | None:
