@@ -232,6 +232,7 @@ _CAUSES = {
     "turn": "joins the live turn at its next tool boundary",
     "own": "is named as the agent: lands at the turn's end",
     "tools": "carries tool blocks: lands at the turn's end",
+    "kept": "was sent so as not to join: lands at the turn's end",
     "behind": "stands behind {behind}, which lands at the turn's end",
     "no_injections": "the provider carries nothing into a live turn: lands at its end",
     "quiesced": "the host is quiesced: lands when that ends",

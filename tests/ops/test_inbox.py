@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,12 @@ from typing import Any
 import pytest
 import trio
 
-from abeyance.actors import AgentSpec, Draft, Tool, open_runtime
+from abeyance.actors import AgentSpec, Draft, InboxRow, Tool, open_runtime
 from abeyance.actors.domain.errors import UnknownAgentError
 from abeyance.actors.domain.ingress import body_crc, encode_body, read_blocks
 from abeyance.actors.ops import cli
 from abeyance.actors.ops.client import ControlClient, RefusedByHostError
+from abeyance.actors.ops.render import _CAUSES
 from abeyance.actors.ops.stopped import StoppedStore
 from abeyance.actors.testing import ScriptedProvider, call_tool, reply
 from abeyance.storage.codec import encode
@@ -145,6 +148,11 @@ async def test_a_host_lists_what_waits_and_why(
         assert await listed(state, capsys) == []
         assert await run("inbox", str(state)) == 0
         assert capsys.readouterr().out == "No messages wait.\n"
+
+
+def test_every_cause_has_words_for_a_person() -> None:
+    told = (inspect.getdoc(InboxRow) or "").partition("cause: ")[2].partition("behind: ")[0]
+    assert set(re.findall(r"`(\w+)`:", told)) == set(_CAUSES)
 
 
 @pytest.mark.behaviour("R-14")
