@@ -50,6 +50,10 @@ async def caught(into: list[Any], call: Callable[[], Awaitable[Any]]) -> None:
         into.append(error)
 
 
+async def workflow(_run: Any, _params: Any) -> None:
+    """Never runs."""
+
+
 # -- every verb, once it has ended ---------------------------------------------------------------
 
 REQUEST = ModelRequest(model="m", messages=(), system=None, tools=(), output_tokens_max=1)
@@ -59,6 +63,7 @@ RUNTIME_VERBS: dict[str, Callable[[Any], Any]] = {
     "alerts": lambda runtime: runtime.alerts(),
     "dead_letters": lambda runtime: runtime.dead_letters(),
     "events": lambda runtime: runtime.events(),
+    "import_deferred": lambda runtime: runtime.import_deferred([]),
     "inbox": lambda runtime: runtime.inbox("ana"),
     "health": lambda runtime: runtime.health(),
     "open_conversation": lambda runtime: runtime.open_conversation("ana", channel="c"),
@@ -75,13 +80,27 @@ RUNTIME_VERBS: dict[str, Callable[[Any], Any]] = {
     "statistics": lambda runtime: runtime.statistics(),
     "status": lambda runtime: runtime.status(),
     "tree": lambda runtime: runtime.tree(),
+    "add_workflow": lambda runtime: runtime.add_workflow("w", workflow),
+    "cancel_run": lambda runtime: runtime.cancel_run("k", requester="o"),
+    "resume_run": lambda runtime: runtime.resume_run("k", requester="o"),
+    "run": lambda runtime: runtime.run("k"),
+    "run_history": lambda runtime: runtime.run_history("k"),
+    "run_steps": lambda runtime: runtime.run_steps("k"),
+    "runs": lambda runtime: runtime.runs(),
+    "start_run": lambda runtime: runtime.start_run("k", "w"),
+    "use_fallback": lambda runtime: runtime.use_fallback(
+        "k", provider="p", model="m", requester="o"
+    ),
 }
 HANDLE_VERBS: dict[str, Callable[[Any], Any]] = {
     "auxiliary_call": lambda ana: ana.auxiliary_call(REQUEST),
+    "backfill": lambda ana: ana.backfill([Draft("hi", at_ms=1)]),
     "follow": lambda ana: anext(ana.follow("m1")),
     "receipt": lambda ana: ana.receipt("m1"),
     "hand_over": lambda ana: ana.hand_over("hi"),
     "hand_over_many": lambda ana: ana.hand_over_many([Draft("hi")]),
+    "summaries": lambda ana: ana.summaries(),
+    "retract": lambda ana: ana.retract("m1"),
     "rewind": lambda ana: ana.rewind(to=0, requester="o"),
     "rewound": lambda ana: anext(ana.rewound()),
     "send": lambda ana: ana.send("hi"),
