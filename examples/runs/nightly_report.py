@@ -30,7 +30,7 @@ async def post(channel: str, text: str) -> None:
 
 
 async def report(run: RunContext, day: str) -> str:
-    text = await run.do("summarise", summarise, day)
+    text: str = await run.do("summarise", summarise, day)
     with run.step("publish", total=2):
         for channel in ("ops", "all"):
             await run.do(channel, post, channel, text)
