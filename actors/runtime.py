@@ -809,8 +809,8 @@ class Runtime(RunVerbs):
         """End every live turn with its wakes given back; what is durable stays where it is."""
         with trio.move_on_after(STOP_DEADLINE_S, shield=True):
             await self._lifetime.end()
-            if self._root is None:
-                return
+            if self._root is None or RUNS not in self._root.refs:
+                return  # It had not come up, or has gone down.
             self._workflows.close()
             async with trio.open_nursery() as nursery:
                 # Together: an item of a run may wait for an ephemeral one.
