@@ -61,7 +61,8 @@ if TYPE_CHECKING:
     from .domain.transcript import TranscriptMessage
     from .domain.wait_book import ProviderWait
     from .handle import AgentHandle
-    from .hosted import HostedAgent, HostedRuntime
+    from .hosted import HostedRuntime
+    from .hosted_agents import HostedAgent
     from .opening import open_runtime
     from .runtime import Runtime
     from .status import AgentStatus, RuntimeStatus
@@ -213,10 +214,8 @@ _HOMES: Final = {
     ".domain.transcript": ("TranscriptMessage",),
     ".domain.wait_book": ("ProviderWait",),
     ".handle": ("AgentHandle",),
-    ".hosted": (
-        "HostedAgent",
-        "HostedRuntime",
-    ),
+    ".hosted": ("HostedRuntime",),
+    ".hosted_agents": ("HostedAgent",),
     ".opening": ("open_runtime",),
     ".runtime": ("Runtime",),
     ".status": (

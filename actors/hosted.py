@@ -8,25 +8,21 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal, Self, overload
 
 import trio
-from trio.lowlevel import in_trio_run
 
-from .conversations import Conversation
 from .core import AskTable, HostedSystem, TrioFuture, chain, in_chain
 from .core.clock import Clock, SystemClock
-from .core.errors import ActorDeadError, WouldDeadlockError
+from .core.errors import ActorDeadError
 from .core.hub import CAPACITY, Subscription
 from .core.tree import DEPTH, NODES, WIDTH, TreeNode
 from .domain.alert_book import Alert, AlertSink, Webhook
 from .domain.archive_book import ArchivedMessage
 from .domain.asks import ASKS
-from .domain.context import Summary
-from .domain.drafts import Draft
 from .domain.errors import RuntimeClosedError
 from .domain.imports import ImportReport, Source
 from .domain.ingress import Content
@@ -34,13 +30,10 @@ from .domain.mode import WITHIN_S, QuiesceReceipt, ResumeReceipt
 from .domain.protocol import ReleaseReceipt
 from .domain.requesters import Admin
 from .domain.slot_inbox import InboxRow
-from .domain.slot_messages import Receipt, RewindReceipt
 from .domain.spec import AgentSpec
-from .domain.transcript import After, TranscriptMessage
 from .domain.wait_book import ProviderWait
-from .handle import AgentHandle
+from .hosted_agents import HostedAgent, HostedConversation, refuse_on_loop
 from .opening import StoreFaults, open_runtime
-from .providers.port import ModelReply, ModelRequest
 from .runtime import EVERY_MODEL, Runtime
 from .status import AgentHealth, RuntimeStatus
 
@@ -119,7 +112,7 @@ class HostedRuntime:
             RuntimeError: It is open; nothing was done.
             WouldDeadlockError: Called on a thread that runs trio; nothing was done.
         """
-        _refuse_on_loop("open")
+        refuse_on_loop("open")
         with self._changing:
             self._open()
 
@@ -155,7 +148,7 @@ class HostedRuntime:
             StoreLostError: The writer died for good while it was open.
             WouldDeadlockError: Called on a thread that runs trio; nothing was done.
         """
-        _refuse_on_loop("close")
+        refuse_on_loop("close")
         with self._changing:
             host, self._host, self._runtime = self._host, None, None
             if host is None or self._ended is None:
@@ -450,181 +443,3 @@ def _not_open() -> RuntimeClosedError:
     return RuntimeClosedError(
         "this runtime is not open; nothing was done; open it, or call inside its block"
     )
-
-
-def _refuse_on_loop(verb: str) -> None:
-    if in_trio_run():
-        raise WouldDeadlockError(
-            f"{verb}() blocks, and this thread runs trio; nothing was done; use open_runtime here, "
-            "or call it from another thread"
-        )
-
-
-class HostedAgent:
-    """What a threaded host holds of one agent. Usable from any thread but the loop's."""
-
-    def __init__(self, host: HostedRuntime, handle: AgentHandle) -> None:
-        self._host = host
-        self._handle = handle
-        self.name = handle.name
-
-    def send(
-        self,
-        content: Content,
-        author: str = "user",
-        *,
-        id: str | None = None,  # noqa: A002 - the word hosts use.
-        wake: bool = True,
-        channel: str | None = None,
-        subject: str | None = None,
-        joins: bool = True,
-        block: bool = True,
-    ) -> Any:
-        """Accept a message durably. As `AgentHandle.send`; `block=False` gives a future.
-
-        What one thread sends is accepted in its order, also with `block=False`: it is handed over
-        before this returns, and a malformed message is refused here.
-        """
-        self._host._check_open()
-        if block:
-            _refuse_on_loop("send")
-        handed = self._handle.hand_over(
-            content, author, id=id, wake=wake, channel=channel, subject=subject, joins=joins
-        )
-        if block:
-            return handed.get()
-        return handed
-
-    def send_many(self, drafts: Sequence[Draft], *, block: bool = True) -> Any:
-        """Accept messages durably, all or none. As `AgentHandle.send_many`, and as `send`."""
-        self._host._check_open()
-        if block:
-            _refuse_on_loop("send_many")
-        handed = self._handle.hand_over_many(drafts)
-        return handed.get() if block else handed
-
-    def receipt(self, id: str) -> Receipt:  # noqa: A002 - the word hosts use.
-        """What became of a message that was sent. As `AgentHandle.receipt`."""
-
-        async def read(runtime: Runtime) -> Receipt:
-            return await self._handle.receipt(id)
-
-        found: Receipt = self._host._call(read, True)
-        return found
-
-    def follow(self, id: str) -> Iterator[Receipt]:  # noqa: A002
-        """Yield a message's receipt as it changes; blocks until it does. As `AgentHandle.follow`.
-
-        Left before its end, it waits for nothing.
-        """
-        states = self._handle.follow(id)
-
-        async def read(runtime: Runtime) -> Receipt | None:
-            return await anext(states, None)
-
-        async def leave(runtime: Runtime) -> None:
-            await states.aclose()
-
-        try:
-            while (found := self._host._call(read, True)) is not None:
-                yield found
-        finally:
-            with suppress(RuntimeClosedError):  # Then it has ended there, too.
-                self._host._call(leave, True)
-
-    def backfill(
-        self, drafts: Sequence[Draft], *, channel: str | None = None, block: bool = True
-    ) -> Any:
-        """Accept what was said on a channel before. As `AgentHandle.backfill`."""
-
-        async def backfill(runtime: Runtime) -> tuple[Receipt, ...]:
-            return await self._handle.backfill(drafts, channel=channel)
-
-        return self._host._call(backfill, block)
-
-    def retract(self, message: str | Receipt, *, block: bool = True) -> Any:
-        """Take a message back that was not read. As `AgentHandle.retract`."""
-
-        async def retract(runtime: Runtime) -> Receipt:
-            return await self._handle.retract(message)
-
-        return self._host._call(retract, block)
-
-    def auxiliary_call(self, request: ModelRequest, *, block: bool = True) -> Any:
-        """Ask the agent's provider something beside its turns. As `AgentHandle.auxiliary_call`."""
-
-        async def call(runtime: Runtime) -> ModelReply:
-            return await self._handle.auxiliary_call(request)
-
-        return self._host._call(call, block)
-
-    def wait_idle(self, *, block: bool = True) -> Any:
-        """Wait until nothing is to do but what is held. As `AgentHandle.wait_idle`."""
-
-        async def wait(runtime: Runtime) -> None:
-            await self._handle.wait_idle()
-
-        return self._host._call(wait, block)
-
-    def transcript(
-        self, *, after: After | None = None, limit: int | None = None
-    ) -> list[TranscriptMessage]:
-        """The slot's messages, oldest first. As `AgentHandle.transcript`."""
-
-        async def read(runtime: Runtime) -> list[TranscriptMessage]:
-            return [message async for message in self._handle.transcript(after=after, limit=limit)]
-
-        found: list[TranscriptMessage] = self._host._call(read, True)
-        return found
-
-    def rewound(self) -> list[TranscriptMessage]:
-        """What rewinds took out of the transcript and is still kept. As `AgentHandle.rewound`."""
-
-        async def read(runtime: Runtime) -> list[TranscriptMessage]:
-            return [message async for message in self._handle.rewound()]
-
-        found: list[TranscriptMessage] = self._host._call(read, True)
-        return found
-
-    def summaries(self) -> tuple[Summary, ...]:
-        """What stands for the older part of the transcript. As `AgentHandle.summaries`."""
-
-        async def read(runtime: Runtime) -> tuple[Summary, ...]:
-            return self._handle.summaries()
-
-        found: tuple[Summary, ...] = self._host._call(read, True)
-        return found
-
-    def rewind(self, to: str | int, *, requester: str, block: bool = True) -> Any:
-        """Take everything behind a message out of the transcript. As `AgentHandle.rewind`."""
-
-        async def rewind(runtime: Runtime) -> RewindReceipt:
-            return await self._handle.rewind(to, requester=requester)
-
-        return self._host._call(rewind, block)
-
-    def undo_rewind(self, *, requester: str, block: bool = True) -> Any:
-        """Put back what the last rewind took out. As `AgentHandle.undo_rewind`."""
-
-        async def undo(runtime: Runtime) -> RewindReceipt:
-            return await self._handle.undo_rewind(requester=requester)
-
-        return self._host._call(undo, block)
-
-
-class HostedConversation(HostedAgent):
-    """What a threaded host holds of a conversation agent. As `Conversation`."""
-
-    def __init__(self, host: HostedRuntime, handle: Conversation) -> None:
-        super().__init__(host, handle)
-        self._conversation = handle
-        self.agent = handle.agent
-        self.channel = handle.channel
-
-    def close(self, *, requester: str = "host", block: bool = True) -> Any:
-        """Let the turns that are asked for run, then end the agent. As `Conversation.close`."""
-
-        async def close(runtime: Runtime) -> None:
-            await self._conversation.close(requester=requester)
-
-        return self._host._call(close, block)

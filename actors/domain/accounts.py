@@ -35,8 +35,8 @@ from abeyance.storage.tables.fields import REASON_CHARS_MAX
 from abeyance.storage.tables.waits import Wait, WaitReleased
 
 from .limits import RECHECK_MS
+from .overrides import EVERY
 from .protocol import Due
-from .unreadable import EVERY
 from .wait_book import ACCOUNT, WaitBook, outlasts
 
 PROBE_MS: Final = 600_000

@@ -19,9 +19,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar, Final
 
-import trio
-from trio_util import AsyncValue
-
 from abeyance.actors.core import LATER, Answer, Reply, TrioActor
 from abeyance.actors.core.clock import Clock
 from abeyance.actors.core.errors import AbeyanceError
@@ -33,13 +30,11 @@ from abeyance.storage.store import (
     Committed,
     Delete,
     Guard,
-    Key,
     NotStored,
     Outcome,
     Put,
     Refused,
     Request,
-    Row,
     Store,
 )
 from abeyance.storage.tables.fields import INSTANT_MS_MAX
@@ -49,18 +44,17 @@ from abeyance.storage.tables.waits import Alerted, AlertOwed, Wait
 from . import events
 from .alert_book import (
     Alert,
-    AlertNotDeliveredError,
     AlertSink,
     LookAtAgent,
     RaiseAlert,
     SinkFigures,
-    alert_of,
     alert_text,
     is_long,
     of_quota,
     of_wait,
     quota_prefix,
 )
+from .alert_posts import OWED_MAX, Deliveries, Post
 from .errors import not_stored
 from .ingress import clean_text
 from .persistence import PAUSE_MAX_S, may_land_later
@@ -68,13 +62,6 @@ from .protocol import Requests
 from .redelivery import Redelivered
 from .wait_book import WaitBook
 
-ATTEMPT_S_MAX: Final = 30.0
-"""How long a sink may take for one alert."""
-PAUSES_S: Final = (1.0, 5.0, 25.0, 60.0, 120.0, 300.0, 300.0)
-"""Between the attempts to deliver one alert; after the last it is given up."""
-OWED_MAX: Final = 1_000
-"""Alerts that wait for one sink; it is not offered more."""
-UNSTORED_MAX: Final = 100
 TOLD_MAX: Final = 10_000
 PAGE: Final = 64
 
@@ -94,23 +81,6 @@ class _Item:
         """It was shown before the store had it."""
 
 
-class _Post:
-    """One sink: what it is owed and how it fares."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.news: AsyncValue[int] = AsyncValue(0)
-        self.owed = 0
-        """About how many rows wait for it."""
-        self.unstored: deque[Alert] = deque(maxlen=UNSTORED_MAX)
-        self.taken: set[Key] = set()
-        """Rows that are done with and not deleted yet."""
-        self.delivered = self.failures = self.given_up = self.unread = 0
-
-    def figures(self) -> SinkFigures:
-        return SinkFigures(self.name, self.delivered, self.failures, self.given_up, self.unread)
-
-
 class AlertsKept:
     """Survives a crash: what is to be stored, what is out, and the sinks' figures."""
 
@@ -118,7 +88,7 @@ class AlertsKept:
         self.queue: deque[_Item] = deque()
         self.out: _Item | None = None
         self.told: OrderedDict[tuple[str, str, str], str] = OrderedDict()
-        self.posts: dict[str, _Post] = {}
+        self.posts: dict[str, Post] = {}
 
     def figures(self) -> tuple[SinkFigures, ...]:
         """What each sink was given."""
@@ -164,9 +134,10 @@ class Alerts(TrioActor):
         kept = self.kept
         pending = [item for item in (kept.out, *kept.queue) if item is not None]
         self._back = Redelivered((i.message, i.reply) for i in pending if i.reply is not None)
+        deliveries = Deliveries(self._store, self._journal, self._is_alive)
         for sink in self._sinks:
-            post = kept.posts.setdefault(sink.name, _Post(sink.name))
-            self.spawn(self._pump, sink, post, name=f"alerts to {sink.name}")
+            post = kept.posts.setdefault(sink.name, Post(sink.name))
+            self.spawn(deliveries.pump, sink, post, name=f"alerts to {sink.name}")
         self._hand_over()
 
     async def on_stop(self) -> None:  # type: ignore[override]
@@ -273,7 +244,7 @@ class Alerts(TrioActor):
         )
         return Requests([*before, request])
 
-    def _posts_for(self, item: _Item) -> list[_Post]:
+    def _posts_for(self, item: _Item) -> list[Post]:
         posts = []
         for post in self.kept.posts.values():
             if item.shown and item.alert not in post.unstored:
@@ -388,110 +359,9 @@ class Alerts(TrioActor):
                     found.append(of_quota(agent, held.model, number, why, now_ms))
         return found
 
-    # -- delivering --------------------------------------------------------------------------
-
     def _ring(self) -> None:
         for post in self.kept.posts.values():
             post.news.value += 1
-
-    async def _pump(self, sink: AlertSink, post: _Post) -> None:
-        """Give a sink what it is owed, this opening's and what dead ones left, for ever."""
-        while True:
-            known = post.news.value
-            while post.unstored:
-                alert = post.unstored[0]
-                await self._give(sink, post, alert)
-                with suppress(ValueError):
-                    post.unstored.remove(alert)
-            for key, number in self._owed_to(post):
-                if key not in post.taken:
-                    found = self._find(key) if number is None else self._read(number)
-                    if found is not None:
-                        await self._give(sink, post, found)
-                    post.taken.add(key)
-                await self._forget(post, key)
-            await post.news.wait_value(lambda value, known=known: value != known)
-
-    def _owed_to(self, post: _Post) -> list[tuple[Key, Key | None]]:
-        """The rows that a sink is owed by, in the order their alerts were raised."""
-        found: list[tuple[Key, Key | None]] = []
-        mine: dict[str, bool] = {self._store.nonce: True}
-        try:
-            for key, row in self._store.scan("alerts_owed", (post.name,)):
-                nonce = str(key[1]) if len(key) > 1 else ""
-                if nonce not in mine:
-                    mine[nonce] = not self._is_alive(nonce)
-                if mine[nonce] and row is not None:
-                    found.append((key, None if isinstance(row, Exception) else row.allotted))
-        except StorageError as error:
-            _logger.error("what %s is owed cannot be read: %s", post.name, type(error).__name__)
-        post.owed = len(found)
-        return sorted(found, key=lambda each: each[1] or (0,))
-
-    def _read(self, key: Key) -> Alert | None:
-        try:
-            row = self._store.get("alerts", key)
-        except StorageError as error:
-            _logger.error("an alert that is owed cannot be read: %s", type(error).__name__)
-            return None
-        return None if row is None else alert_of(key, row)
-
-    def _find(self, owed: Key) -> Alert | None:
-        """The alert of a row that cannot be read: its key has the episode, and one raised it."""
-        try:
-            for key, row in self._store.scan("alerts", limit=OWED_MAX, reverse=True):
-                if isinstance(row, Row) and row.record.episode == owed[-1]:
-                    return alert_of(key, row)
-        except StorageError:
-            pass
-        _logger.error("which alert is owed to %s cannot be read; it is in the store", owed[0])
-        return None
-
-    async def _give(self, sink: AlertSink, post: _Post, alert: Alert) -> None:
-        for pause_s in (*PAUSES_S, None):
-            final = False
-            try:
-                with trio.fail_after(ATTEMPT_S_MAX):
-                    await sink.deliver(alert)
-            except Exception as error:  # noqa: BLE001 - anybody may have written the sink.
-                post.failures += 1
-                # Of a host's error only the class: its text may hold what the host keeps secret.
-                known = isinstance(error, AlertNotDeliveredError)
-                final = known and error.final  # type: ignore[attr-defined]
-                said = clean_text(str(error), 300) if known else type(error).__name__
-                _logger.warning(
-                    "sink %s did not take an alert of %s: %s",
-                    post.name,
-                    alert.agent,
-                    said,
-                    agent=alert.agent,
-                )
-            else:
-                post.delivered += 1
-                return
-            if final or pause_s is None:
-                break
-            await trio.sleep(pause_s)
-        post.given_up += 1
-        _logger.error(
-            "sink %s is not offered the alert %s of %s again",
-            post.name,
-            alert.id,
-            alert.agent,
-            agent=alert.agent,
-        )
-
-    async def _forget(self, post: _Post, key: Key) -> None:
-        request = Request(deletes=(Delete("alerts_owed", key),))
-        try:
-            await self._journal.ask(request)
-        except AbeyanceError:
-            # It is taken all the same; the row is tried again with the next alert, and by the next
-            # opening, which delivers it once more.
-            _logger.warning("that %s took an alert is not stored yet", post.name)
-        else:
-            post.taken.discard(key)
-            post.owed = max(0, post.owed - 1)
 
 
 def _key(item: _Item) -> tuple[str, str, str]:

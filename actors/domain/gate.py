@@ -31,6 +31,7 @@ from abeyance.actors.providers.port import Permit
 
 from .accounts import Account
 from .errors import AdmissionClosedError
+from .overrides import EVERY
 from .pauses import Pauses, longest
 from .protocol import (
     Admit,
@@ -45,7 +46,6 @@ from .protocol import (
 )
 from .redelivery import Redelivered
 from .statements import statement_of
-from .unreadable import EVERY
 from .wait_book import Deferral, WaitBook
 
 

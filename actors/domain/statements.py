@@ -8,8 +8,8 @@ Pure; on the loop thread.
 from __future__ import annotations
 
 from .accounts import Account
+from .overrides import EVERY
 from .protocol import RecordWait, Settle
-from .unreadable import EVERY
 
 
 def statement_of(agent: str, settlement: Settle, account: Account | None) -> RecordWait | None:

@@ -25,10 +25,9 @@ from abeyance.storage.tables.waits import Override, Wait, WaitReleased
 
 from .ingress import ACCOUNT_PREFIX
 from .limits import RECHECK_MS as RECHECK_MS
+from .overrides import EVERY, LAPSED, Overrides
 from .quota_hold import read_quota_hold
-from .unreadable import EVERY, LAPSED, Overrides, StandIn, Unreadable
-from .unreadable import Episodes as Episodes
-from .unreadable import WaitWatcher as WaitWatcher
+from .unreadable import StandIn, Unreadable
 
 ACCOUNT: Final = ACCOUNT_PREFIX
 """An account's waits are listed and released under this and its fingerprint, as an agent's are."""

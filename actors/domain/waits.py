@@ -25,25 +25,22 @@ from abeyance.actors.core import LATER, ActorDeadError, Answer, Reply, Timer, Tr
 from abeyance.actors.core.clock import Clock
 from abeyance.actors.core.errors import OutcomeUnknownError
 from abeyance.storage.codec import encode
-from abeyance.storage.errors import StorageError, StoreClosedError, UnreadableRecordError
+from abeyance.storage.errors import StorageError
 from abeyance.storage.store import (
-    Append,
     Committed,
-    Delete,
-    Guard,
     Outcome,
-    Put,
     Refused,
     Request,
     Store,
 )
 from abeyance.storage.tables.fields import INSTANT_MS_MAX, REASON_CHARS_MAX
-from abeyance.storage.tables.waits import LogLine, Override, Wait, WaitReleased
+from abeyance.storage.tables.waits import Override, Wait
 
 from . import events
 from .accounts import Accounts
 from .errors import NotStoredError
 from .ingress import clean_text
+from .overrides import EVERY, LAPSED
 from .protocol import (
     AttachToWaits,
     CheckWait,
@@ -53,25 +50,23 @@ from .protocol import (
     ReleasedWait,
     ReleaseReceipt,
     ReleaseWaits,
-    Requests,
     WaitBound,
     WaitLifted,
     WaitReceipt,
 )
 from .quota_hold import read_quota_hold
 from .redelivery import Redelivered
-from .unreadable import EVERY, LAPSED, OverrideKey
 from .wait_book import (
     ACCOUNT,
     ACCOUNT_TABLE,
     RECHECK_MS,
-    ActRecord,
     ProviderWait,
     WaitAct,
     WaitBook,
-    apply,
     outlasts,
 )
+from .wait_offer import line_of, plan_offer
+from .wait_releases import Stamp, acts_of_account_release, acts_of_release
 
 REQUESTER_CHARS_MAX: Final = 300
 
@@ -97,45 +92,6 @@ class _Waiting:
             self.reply.set(ReleaseReceipt(lifted))
         else:
             self.reply.set(receipt._replace(reach=_reach_of(self.acts[0])))
-
-
-class _Fold:
-    """One row as stored, and what it becomes."""
-
-    def __init__(self, store: Store, book: WaitBook, act: WaitAct) -> None:
-        self.table = act.table
-        self.key = act.key
-        self.counter = 0
-        self.stored: ActRecord | None = None
-        self.is_readable = True
-        self.takes_waits = True
-        """Whether it can be told what a statement would be applied to."""
-        self.takes_releases = True
-        try:
-            row = store.get(self.table, self.key)
-        except UnreadableRecordError as error:
-            self.is_readable, self.takes_waits = False, error.ignorable
-        except StoreClosedError:
-            raise
-        except StorageError:
-            self.takes_waits = self.takes_releases = False
-        else:
-            if row is not None:
-                self.counter, self.stored = row.counter, row.record
-        self.record = self.stored
-        if self.table == "waits" and isinstance(self.stored, Wait):
-            agent, model = self.key
-            if self.stored.set_ms <= book.overrides.released_ms(agent, model):
-                self.record = None
-
-    def takes(self, act: WaitAct) -> bool:
-        """Apply an act, unless nobody can tell what it would be applied to."""
-        is_wait = isinstance(act.record, Wait)
-        if not (self.takes_waits if is_wait else self.takes_releases):
-            return False
-        self.takes_waits = True  # What was released is known.
-        self.record = apply(self.record, act.record)
-        return True
 
 
 class LedgerKept:
@@ -291,21 +247,8 @@ class Ledger(TrioActor):
         if agent_name.startswith(ACCOUNT):
             return self._release_account(release, now, by)
         model = None if release.model == EVERY else release.model
-        listed = {w.model for w in self._book.listing(agent_name) if w.model != EVERY}
-        # What was stated while the rows could not be read is behind the stand-in, and not listed.
-        listed |= {
-            act.key[1]
-            for act in self._book.pending
-            if act.key[0] == agent_name and self._book.binds_pending(act)
-        }
-        acts = [
-            WaitAct((agent_name, each), WaitReleased(by=by, at_ms=now, act=self._act_id(now)))
-            for each in sorted(listed)
-            if model in (None, each) and self._takes_release((agent_name, each))
-        ]
-        for key, fingerprint in self._unrecorded(agent_name, model):
-            override = Override(fingerprint=fingerprint, by=by, at_ms=now, act=self._act_id(now))
-            acts.append(WaitAct(key, override, "overrides"))
+        stamp = Stamp(by, now, lambda: self._act_id(now))
+        acts = acts_of_release(self._store, self._book, agent_name, model, stamp)
         receipt = ReleaseReceipt(
             tuple(ReleasedWait(act.key[0], act.key[1], "pending") for act in acts)
         )
@@ -315,15 +258,8 @@ class Ledger(TrioActor):
 
     def _release_account(self, release: ReleaseWaits, now: int, by: str) -> Any:
         account = release.agent.removeprefix(ACCOUNT)
-        acts = [
-            WaitAct(
-                (account, wait.model),
-                WaitReleased(by=by, at_ms=now, act=self._act_id(now)),
-                ACCOUNT_TABLE,
-            )
-            for wait in self._book.listing(release.agent)
-            if release.model in (None, EVERY, wait.model)
-        ]
+        stamp = Stamp(by, now, lambda: self._act_id(now))
+        acts = acts_of_account_release(self._book, release.agent, release.model, stamp)
         receipt = ReleaseReceipt(
             tuple(ReleasedWait(release.agent, act.key[1], "pending") for act in acts)
         )
@@ -331,37 +267,6 @@ class Ledger(TrioActor):
         if self._accounts is not None:
             self._accounts.lifted(account, None if release.model == EVERY else release.model)
         return answer
-
-    def _unrecorded(self, agent: str, model: str | None) -> list[tuple[OverrideKey, str]]:
-        """What a release lifts that has no record of its own to release, and its fingerprint."""
-        found: list[tuple[OverrideKey, str]] = []
-        stand_in = self._book.unreadable.wide(agent)
-        scope = model or EVERY
-        if stand_in is not None and not self._book.unreadable.lifted(agent, scope, stand_in):
-            found.append(((agent, scope, "unreadable"), stand_in.fingerprint))
-        for key in self._book.unreadable.rows(agent):
-            row = self._book.unreadable.unreplaceable(key)
-            if (
-                row is not None
-                and model in (None, key[1])
-                and not self._book.unreadable.lifted(*key, row)
-            ):
-                found.append(((*key, "unreadable"), row.fingerprint))
-        hold = read_quota_hold(self._store, agent)
-        if (
-            hold is not None
-            and model in (None, hold.model)
-            and self._book.overrides.quota(agent, hold.model) != hold.fingerprint
-        ):
-            found.append(((agent, hold.model, "quota"), hold.fingerprint))
-        return found
-
-    def _takes_release(self, key: tuple[str, str]) -> bool:
-        """Whether a release of this key goes into its row. Else an override stands for it, and
-        what is pending of the key is ended in this process as well."""
-        if self._book.unreadable.unreplaceable(key) is None:
-            return True
-        return any(self._book.binds_pending(act) for act in self._book.pending_of(key))
 
     def _tell_agent(self, name: str, told: WaitBound | WaitLifted) -> None:
         agent = self.kept.agents.get(name)
@@ -389,7 +294,7 @@ class Ledger(TrioActor):
             # What cannot be stored is refused before it binds; it would stay pending for ever, and
             # what is behind it.
             encode(act.record)
-            encode(_line(act))
+            encode(line_of(act))
         self._book.add(acts)
         self.kept.waiting.append(_Waiting(message, self.later(), tuple(acts), receipt))
         self._offer_pending()
@@ -409,7 +314,7 @@ class Ledger(TrioActor):
             self._timer.cancel()
             self._timer = None
         if self._book.pending:
-            self._offer, requests = self._planned()
+            self._offer, requests = plan_offer(self._store, self._book)
             if self._offer:
                 self.ask(self._journal, requests, tag="offer")
                 return
@@ -423,46 +328,6 @@ class Ledger(TrioActor):
         for reply in self._offering:
             reply.set(None)
         self._offering.clear()
-
-    def _planned(self) -> tuple[tuple[WaitAct, ...], Requests]:
-        """The next acts that one request holds, on the rows as they are stored now."""
-        room = self._store.limits.ops_max
-        folds: dict[tuple[str, tuple[Any, ...]], _Fold] = {}
-        taken: list[WaitAct] = []
-        logged: list[WaitAct] = []
-        put_off: dict[tuple[str, tuple[Any, ...]], list[WaitAct]] = {}
-        for act in self._book.pending:
-            place = (act.table, act.key)
-            # A guard and a put a key, a log line an act.
-            if 2 * (len(folds) + (place not in folds)) + len(logged) + 1 > room:
-                break
-            fold = folds.get(place) or _Fold(self._store, self._book, act)
-            if not fold.takes(act):
-                put_off.setdefault(place, []).append(act)
-                continue
-            folds[place] = fold
-            logged.append(act)
-            # A release of what cannot be read ends the statements put off before it, too.
-            taken += [*put_off.pop(place, ()), act]
-        requests = []
-        unreadable = [fold for fold in folds.values() if not fold.is_readable]
-        if unreadable:
-            # Nothing can be put over a row that cannot be read, and it has no counter to guard.
-            deletes = tuple(Delete(fold.table, fold.key) for fold in unreadable)
-            requests.append(Request(deletes=deletes))
-        changed = [fold for fold in folds.values() if fold.record is not fold.stored]
-        requests.append(
-            Request(
-                guards=tuple(Guard(fold.table, fold.key, fold.counter) for fold in folds.values()),
-                puts=tuple(
-                    Put(fold.table, fold.key, encode(fold.record))
-                    for fold in changed
-                    if fold.record is not None
-                ),
-                appends=tuple(Append("log", encode(_line(act))) for act in logged),
-            )
-        )
-        return tuple(taken), Requests(requests)
 
     def on_answer(self, answer: Answer) -> None:
         if answer.tag == "looked over":
@@ -550,20 +415,3 @@ def _listed(key: tuple[str, str], wait: Wait | None) -> ProviderWait | None:
 
 def _reach_of(act: WaitAct) -> Reach:
     return "recorded" if act.durable else "pending"
-
-
-def _line(act: WaitAct) -> LogLine:
-    agent, model, *_ = act.key
-    if act.table == ACCOUNT_TABLE:
-        agent = ACCOUNT + agent
-    record = act.record
-    if isinstance(record, Wait):
-        ends = "released" if record.deadline_ms is None else str(record.deadline_ms)
-        text, event, at_ms = f"until {ends}: {record.reason}", "wait_recorded", record.set_ms
-    elif isinstance(record, WaitReleased):
-        text, event, at_ms = f"by {record.by}", "wait_released", record.at_ms
-    else:
-        text = f"{act.key[2]}, by {record.by}, of {record.fingerprint}"
-        is_over = record.fingerprint == LAPSED
-        event, at_ms = "override_lapsed" if is_over else "wait_overridden", record.at_ms
-    return LogLine(event=event, agent=agent, model=model, text=text, at_ms=at_ms)

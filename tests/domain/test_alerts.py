@@ -18,7 +18,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from abeyance.actors import AgentSpec, Alert, AlertNotDeliveredError, open_runtime
 from abeyance.actors.domain import alerts as alerts_module
 from abeyance.actors.domain.alert_book import RaiseAlert, alert_text
-from abeyance.actors.domain.alerts import ATTEMPT_S_MAX, PAUSES_S
+from abeyance.actors.domain.alert_posts import ATTEMPT_S_MAX, PAUSES_S, Deliveries
 from abeyance.actors.domain.errors import InvalidInputError, InvalidSpecError
 from abeyance.actors.domain.limits import ALERT_PAST_MS
 from abeyance.actors.domain.protocol import Admit, RecordWait
@@ -512,7 +512,7 @@ async def test_alert_that_was_delivered_and_not_noted_before_a_stop_is_not_deliv
         await trio.sleep_forever()
 
     with monkeypatch.context() as patched:
-        patched.setattr(alerts_module.Alerts, "_forget", never)
+        patched.setattr(Deliveries, "_forget", never)
         async with world.open(alert_sinks=[sink]):
             await world.add([])
             await state(world, 2 * HOUR)

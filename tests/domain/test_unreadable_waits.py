@@ -8,8 +8,8 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from abeyance.actors.domain.overrides import EVERY, LAPSED
 from abeyance.actors.domain.protocol import ReleasedWait, ReleaseReceipt
-from abeyance.actors.domain.unreadable import EVERY, LAPSED
 from abeyance.actors.domain.wait_book import RECHECK_MS, WaitBook
 from abeyance.actors.testing import WallClock
 from abeyance.storage import codec
