@@ -48,6 +48,9 @@ ELSEWHERE = {
     "deliveries": "test_kept",
     "modes": "nothing writes it yet",
     "contexts": "the strategies' tests",
+    **dict.fromkeys(
+        ("runs", "run_items", "run_keys", "run_index", "run_transitions"), "the runs' tests"
+    ),
 }
 
 
