@@ -36,7 +36,7 @@ from abeyance.storage.crashpoints import crashpoint, declare
 from abeyance.storage.store import Committed, Guard, Put, Refused, Request, Row, Store
 from abeyance.storage.tables.runs import Choice, Run, RunItem, Suspension
 
-from .errors import RunExhaustedError
+from .errors import CallDeferredError, RunExhaustedError
 from .fallback import ModelChoice
 from .foreign import failure_of, told
 from .mode import HostMode
@@ -538,7 +538,11 @@ def wall_of(
             told_by=first.told_by,
             **common,
         )
-    ended = next((e for e in errors_within(error) if isinstance(e, RunExhaustedError)), None)
+    # A call that was refused unmade has the same instant, from the record that refused it.
+    ended = next(
+        (e for e in errors_within(error) if isinstance(e, RunExhaustedError | CallDeferredError)),
+        None,
+    )
     if ended is not None:
         # Stated to the millisecond, and the gate asks again: no boundary to stay clear of.
         quota = ended.cause == "quota"

@@ -35,6 +35,7 @@ from abeyance.storage.errors import DiskFullError
 from abeyance.storage.lmdb_store import LmdbStore
 from abeyance.storage.store import NotStored, Request
 
+from .test_auxiliary import ask
 from .world import World, until, wait_all_tasks_blocked
 
 HOUR = 3_600_000
@@ -934,3 +935,44 @@ async def test_item_that_was_running_at_a_crash_is_settled_by_its_policy(
         "did not": "act!",
         "happened": "as it was",
     }.get(in_doubt, "as the ledger says")
+
+
+@pytest.mark.behaviour("X-006")
+async def test_resident_and_run_that_share_a_wall_have_one_row_one_hold_and_one_suspension(
+    world: World, virtual_time: MockClock
+) -> None:
+    """The resident's turn is held where it stands, the run is suspended, and both go on once."""
+    tries: list[int] = []
+
+    async def body(run: RunContext, params: Any) -> Any:
+        return await run.do("ask", sum_up)
+
+    async def sum_up() -> str:
+        tries.append(world.clock.now_ms())
+        said = await world.runtime.agent("ana").auxiliary_call(ask())
+        return str(said.blocks[0].text)  # type: ignore[union-attr]
+
+    async with world.open() as runtime:
+        looking = runtime.events(kinds=["wait_recorded", "hold_began", "hold_ended"])
+        script = [fail(429, retry_after=3_600), reply("hello"), reply("in short")]
+        provider = ScriptedProvider(script, clock=world.clock)
+        ana = await runtime.add_agent(AgentSpec(name="ana", provider=provider, model="m"))
+        await ana.send("go")
+        await ana.wait_idle()
+        (wait,) = runtime.provider_waits()
+        runtime.add_workflow("report", body)
+        run = await runtime.start_run("report:1", "report")
+        await until(lambda: run.status().state == "waiting_for_capacity")
+        assert run.status().retry_at_ms == wait.deadline_ms
+        assert world.state("ana").held.deadline_ms == wait.deadline_ms
+        assert (len(tries), len(provider.requests)) == (1, 1)
+        status = await run.wait()
+        await ana.wait_idle()
+        assert (status.state, status.result) == ("completed", "in short")
+        assert wait.deadline_ms is not None
+        assert tries[1] >= wait.deadline_ms
+        assert (len(tries), len(provider.requests)) == (2, 3)
+        assert len(world.rows("waits")) == 1
+        assert states(world, run.id).count("waiting_for_capacity") == 1
+        assert [turn.state for turn in world.turns("ana")] == ["done"]
+    assert [event.kind async for event in looking] == ["wait_recorded", "hold_began", "hold_ended"]
