@@ -96,7 +96,7 @@ class Accounts:
             raise
         except StorageError:
             models = [EVERY]
-        for model in models:
+        for model in models or [EVERY]:
             self._walls(account, model)
 
     def check(
@@ -187,6 +187,10 @@ class Accounts:
 
     def _wall(self, account: str, scope: str, *, is_told: bool = False) -> tuple[Wall | None, bool]:
         """What is in force, and whether something was and has ended."""
+        damage = self._book.account_keys.damage(account) if scope == EVERY else None
+        if damage is not None:
+            self._book.episodes.begin(f"{ACCOUNT}{account}", scope, damage.reason)
+            return Wall(None, damage.reason, is_unread=True), False
         try:
             record = self._book.account_record((account, scope))
         except StoreClosedError:

@@ -212,7 +212,7 @@ class Unreadable:
                 return True
             after = None
             for key, row in page:
-                damage = _damaged_key(key, row)
+                damage = damaged_key(key, row)
                 if damage is None:
                     after = key
                     continue
@@ -247,7 +247,7 @@ class Unreadable:
         damaged: list[str] = []
         try:
             for key, row in self._store.scan("waits", (agent,)):
-                damage = _damaged_key(key, row)
+                damage = damaged_key(key, row)
                 if damage is not None:
                     damaged.append(f"{damage[0].hex()} {damage[1]}")
         except StoreClosedError:
@@ -310,7 +310,7 @@ class Unreadable:
         return not 0 <= self._clock.now_ms() - stand_in.read_ms < RECHECK_MS
 
 
-def _damaged_key(key: Key, row: Row | Exception) -> tuple[bytes, str] | None:
+def damaged_key(key: Key, row: Row | Exception) -> tuple[bytes, str] | None:
     """The bytes of a key that is none of this table, and why; None for one that is."""
     if isinstance(row, UnreadableRecordError) and isinstance(row.key, bytes):
         return row.key, row.cause

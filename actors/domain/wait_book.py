@@ -23,6 +23,7 @@ from abeyance.storage.store import Row, Store
 from abeyance.storage.tables.fields import REASON_CHARS_MAX
 from abeyance.storage.tables.waits import Override, Wait, WaitReleased
 
+from .account_keys import AccountKeys
 from .ingress import ACCOUNT_PREFIX
 from .limits import RECHECK_MS as RECHECK_MS
 from .overrides import EVERY, LAPSED, Overrides
@@ -84,6 +85,7 @@ class WaitBook:
         """The same by table and key, so that an admission looks at no other key's."""
         self.overrides = Overrides(store)
         self.unreadable = Unreadable(store, clock, self.overrides)
+        self.account_keys = AccountKeys(store, clock, self.overrides)
         self.episodes = self.unreadable.episodes
         self.unreadable.on_healed = self._lapse
         self.on_lapsed: Callable[[], None] | None = None
@@ -132,6 +134,10 @@ class WaitBook:
     def lapse_stale(self) -> None:
         """End what was released of anything that is read by now. Called once all keys were."""
         for (agent, model, _), override in list(self.overrides.standing()):
+            if agent.startswith(ACCOUNT):
+                if not self.account_keys.stands(agent, override.fingerprint):
+                    self._lapse(override.fingerprint)
+                continue
             self.unreadable.wide(agent)
             if model != EVERY:
                 self.unreadable.read((agent, model))
@@ -285,6 +291,11 @@ class WaitBook:
         except StorageError as error:
             return [_unread_account(EVERY, EVERY, error, self._clock.now_ms())]
         shown = []
+        for name in self.account_keys.accounts() if account is None else [account]:
+            damage = self.account_keys.damage(name)
+            if damage is not None:
+                now_ms = self._clock.now_ms()
+                shown.append(ProviderWait(f"{ACCOUNT}{name}", EVERY, None, damage.reason, now_ms))
         for key in sorted(key for key in keys if account in (None, key[0]) and len(key) == 2):
             try:
                 wait = self._live(self.account_record((str(key[0]), str(key[1]))))

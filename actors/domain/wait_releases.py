@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from abeyance.storage.errors import StorageError
 from abeyance.storage.store import Store
-from abeyance.storage.tables.waits import Override, WaitReleased
+from abeyance.storage.tables.waits import Override, Wait, WaitReleased
 
 from .overrides import EVERY, OverrideKey
 from .quota_hold import read_quota_hold
@@ -54,11 +55,28 @@ def acts_of_account_release(
 ) -> list[WaitAct]:
     """The acts that end a credential's walls, of one model or (None, `*`) of all."""
     account = listed_as.removeprefix(ACCOUNT)
-    return [
-        WaitAct((account, wait.model), _released(stamp), ACCOUNT_TABLE)
-        for wait in book.listing(listed_as)
-        if model in (None, EVERY, wait.model)
+    damage = book.account_keys.damage(account)
+    acts = [
+        WaitAct((account, each), _released(stamp), ACCOUNT_TABLE)
+        for each in sorted({wait.model for wait in book.listing(listed_as)})
+        if model in (None, EVERY, each)
+        and (damage is None or each != EVERY or _has_wall(book, account))
     ]
+    if damage is not None and model in (None, EVERY):
+        # No row can be put in the place of a key that cannot be read.
+        override = Override(
+            fingerprint=damage.fingerprint, by=stamp.by, at_ms=stamp.at_ms, act=stamp.act_id()
+        )
+        acts.append(WaitAct((listed_as, EVERY, "unreadable"), override, "overrides"))
+    return acts
+
+
+def _has_wall(book: WaitBook, account: str) -> bool:
+    """Whether a wall of every model has a row, beside what a damaged key holds."""
+    try:
+        return isinstance(book.account_record((account, EVERY)), Wait)
+    except StorageError:
+        return True  # Its row is replaced.
 
 
 def _released(stamp: Stamp) -> WaitReleased:

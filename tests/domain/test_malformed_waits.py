@@ -13,9 +13,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from trio.testing import wait_all_tasks_blocked
 
 from abeyance.actors.domain.accounts import Accounts
-from abeyance.actors.domain.protocol import RecordWait
+from abeyance.actors.domain.protocol import RecordWait, ReleaseReceipt
 from abeyance.actors.domain.wait_book import ACCOUNT, RECHECK_MS, WaitBook
 from abeyance.actors.testing import WallClock
 from abeyance.storage import codec
@@ -263,3 +264,49 @@ async def test_a_malformed_record_of_a_release_lifts_nothing_of_its_agent_and_no
             assert await books.held("bo", "m1") is None
             clock.advance(RECHECK_MS)
             assert await books.held("ana", "m1") is not None
+
+
+@pytest.mark.behaviour("R-17", "R-18", "R-35")
+@pytest.mark.parametrize("damage", ["of a credential", "of nobody"])
+async def test_a_damaged_key_of_a_wall_holds_whom_it_may_be_of_until_that_is_released(
+    disk: Disk, damage: str
+) -> None:
+    good = codec.encode(Wait(deadline_ms=None, reason="w", set_ms=NOW, act="a"))
+    raw = cut("k") if damage == "of a credential" else b"\2k"
+    disk.put_raw("account_waits", raw, codec.frame("account_waits", raw, 1, good))
+    disk.put("account_waits", ("other", "m1"), "wait", WAIT)
+    clock = WallClock()
+
+    def held(book: WaitBook, *names: str) -> list[bool]:
+        accounts = Accounts(book, clock)
+        return [accounts.check(name, "ana", "m2", None) is not None for name in names]
+
+    everyone = damage == "of nobody"
+    with disk.opened() as store:
+        async with open_books(store, clock) as books:
+            assert held(books.book, "k", "third") == [True, everyone]
+            listed = [(wait.agent, wait.model) for wait in books.book.listing()]
+            assert listed == [
+                (f"{ACCOUNT}{'*' if everyone else 'k'}", "*"),
+                (f"{ACCOUNT}other", "m1"),
+            ]
+            (released,) = (await books.release(f"{ACCOUNT}k")).released
+            assert (released.model, released.reach) == ("*", "recorded")
+            assert held(books.book, "k", "third") == [False, everyone]
+            assert await books.release(f"{ACCOUNT}k") == ReleaseReceipt(())
+    for _ in range(2):
+        with disk.opened() as store:
+            async with open_books(store, clock) as books:
+                await wait_all_tasks_blocked()
+                assert held(books.book, "k", "third") == [False, everyone], "it stays released"
+    worse = cut("k", "m8")
+    disk.put_raw("account_waits", worse, codec.frame("account_waits", worse, 1, good))
+    with disk.opened() as store:
+        async with open_books(store, clock) as books:
+            assert held(books.book, "k") == [True], "more is damaged than was released"
+            environment = store._environment
+            with environment._env.begin(write=True) as transaction:  # type: ignore[union-attr]
+                for each in (raw, worse):
+                    transaction.delete(each, db=environment.tables["account_waits"])
+            clock.advance(RECHECK_MS)
+            assert held(books.book, "k", "third") == [False, False], "it is gone"

@@ -1,0 +1,97 @@
+"""Keys of recorded walls that cannot be read: a wall of nobody knows which model, or of whom.
+
+A key that still names its credential holds every model of that; one that names nobody holds every
+credential. The values of rows, and readings that fail, are their readers' business.
+
+Invariants:
+    I1  Damaged keys hold until they are gone, or a release named the credential: an override with
+        the fingerprint of the damage, under the name that its waits are listed by.
+    I2  The table is read once; while it has damaged keys, again once 30 s have passed, at the next
+        question.
+
+Runs in: the loop thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+from abeyance.actors.core.clock import Clock
+from abeyance.storage.errors import StorageError, StoreClosedError
+from abeyance.storage.keys import decode_leading
+from abeyance.storage.store import Store
+from abeyance.storage.tables.fields import REASON_CHARS_MAX
+
+from .ingress import ACCOUNT_PREFIX
+from .limits import RECHECK_MS
+from .overrides import EVERY, Overrides
+from .unreadable import damaged_key
+
+TABLE = "account_waits"
+
+
+class KeyDamage(NamedTuple):
+    """Why no call of a credential is made."""
+
+    reason: str
+    fingerprint: str
+
+
+class AccountKeys:
+    """The damaged keys of recorded walls, by credential."""
+
+    def __init__(self, store: Store, clock: Clock, overrides: Overrides) -> None:
+        self._store = store
+        self._clock = clock
+        self._overrides = overrides
+        self._damaged: dict[str, list[str]] | None = None
+        self._read_ms = 0
+
+    def damage(self, account: str) -> KeyDamage | None:
+        """What holds every model of a credential and was not released; None where nothing does."""
+        mine = self._of(account)
+        if not mine:
+            return None
+        fingerprint = _fingerprint(mine)
+        if self._overrides.lifts(f"{ACCOUNT_PREFIX}{account}", EVERY, fingerprint):
+            return None
+        reason = f"the account's wait cannot be read: {len(mine)} have a damaged key"
+        return KeyDamage(reason[:REASON_CHARS_MAX], fingerprint)
+
+    def stands(self, name: str, fingerprint: str) -> bool:
+        """Whether an override that is listed under this name is still of something."""
+        mine = self._of(name.removeprefix(ACCOUNT_PREFIX))
+        return bool(mine) and _fingerprint(mine) == fingerprint
+
+    def accounts(self) -> list[str]:
+        """The credentials that a damaged key names; `*` where one names nobody."""
+        return sorted(self._found())
+
+    def _of(self, account: str) -> list[str]:
+        found = self._found()
+        return sorted({*found.get(account, ()), *found.get(EVERY, ())})
+
+    def _found(self) -> dict[str, list[str]]:
+        now_ms = self._clock.now_ms()
+        known = self._damaged
+        if known is not None and (not known or 0 <= now_ms - self._read_ms < RECHECK_MS):
+            return known
+        found: dict[str, list[str]] = {}
+        try:
+            for key, row in self._store.scan(TABLE):
+                damage = damaged_key(key, row)
+                if damage is not None:
+                    leading = decode_leading(damage[0])
+                    named = leading[0] if leading and isinstance(leading[0], str) else EVERY
+                    found.setdefault(named, []).append(f"{damage[0].hex()} {damage[1]}")
+        except StoreClosedError:
+            raise
+        except StorageError:
+            return known or {}  # Whoever reads a row of it learns so.
+        self._damaged, self._read_ms = found, now_ms
+        return found
+
+
+def _fingerprint(damaged: list[str]) -> str:
+    return hashlib.sha256(" ".join(damaged).encode()).hexdigest()[:32]
