@@ -33,6 +33,7 @@ from abeyance.actors.providers.capacity import (
     exhaustion_of,
 )
 from abeyance.storage.crashpoints import crashpoint, declare
+from abeyance.storage.errors import UnreadableRecordError
 from abeyance.storage.store import Committed, Guard, Put, Refused, Request, Row, Store
 from abeyance.storage.tables.runs import Choice, Run, RunItem, Suspension
 
@@ -306,7 +307,10 @@ class RunContext:
     async def _do(self, path: str, function: Callable[[], Any], in_doubt: InDoubt) -> Any:
         life = self._life
         ordinal, self._next = self._next, self._next + 1
-        row = item_of(life.store, life.run, ordinal)
+        try:
+            row = item_of(life.store, life.run, ordinal)
+        except UnreadableRecordError as error:
+            return await self._recover(f"what was recorded of {path!r} cannot be read: {error}")
         if row is None:
             return await self._run(path, ordinal, None, function)
         item: RunItem = row.record

@@ -124,6 +124,8 @@ class RunsKept:
         self.lives: dict[RunId, Life] = {}
         self.coming: set[RunId] = set()
         """Runs that somebody of this process is about to commit as live, and to `Begin`."""
+        self.given_up: set[RunId] = set()
+        """Runs whose life could not be recorded here; only an operator begins them again."""
         self.stopping = False
 
 
@@ -288,6 +290,7 @@ class Runs(TrioActor):
                 self._look_wanted.set()
             case Begin(run):
                 kept.coming.discard(run)
+                kept.given_up.discard(run)
                 self._begin(run)
             case CutOff(run, state):
                 life = kept.lives.get(run)
@@ -340,9 +343,11 @@ class Runs(TrioActor):
                     if bucket == "waiting" and int(key[1]) > now_ms:
                         page = []
                         break
-                    workflow = row.record.workflow if isinstance(row, Row) else None
-                    busy = run in self.kept.lives or run in self.kept.coming
-                    if workflow in self.kept.workflows and not busy:
+                    kept = self.kept
+                    # A bad row of the index hides nobody: the run's own row says whose it is.
+                    known = not isinstance(row, Row) or row.record.workflow in kept.workflows
+                    left = run in kept.lives or run in kept.coming or run in kept.given_up
+                    if known and not left:
                         await self._claim(run)
                 if len(page) < LOOK_ROWS_MAX:
                     break
@@ -354,6 +359,7 @@ class Runs(TrioActor):
             claim = await self._claims.move(run, self._automatic, "runtime")
         except UnreadableRecordError as error:
             # Exactly this run is held; check and the log name it.
+            self.kept.given_up.add(run)
             _logger.error("run %s cannot be read: %s", run, error, run=str(run))
             return
         except Exception as error:
@@ -412,6 +418,14 @@ class Runs(TrioActor):
                 await self._execute(life, workflow)
             if life.failure is not None:
                 await self._end(life, "failed", reason=life.failure)
+        except Exception as error:  # noqa: BLE001 - one run's rows must not end the others' lives.
+            self.kept.given_up.add(run)
+            _logger.error(
+                "what run %s came to cannot be recorded, so it is not executed here: %s",
+                run,
+                error,
+                run=str(run),
+            )
         finally:
             if self.kept.lives.get(run) is life:
                 del self.kept.lives[run]

@@ -49,7 +49,7 @@ ELSEWHERE = {
     "modes": "nothing writes it yet",
     "contexts": "the strategies' tests",
     **dict.fromkeys(
-        ("runs", "run_items", "run_keys", "run_index", "run_transitions"), "the runs' tests"
+        ("runs", "run_items", "run_keys", "run_index", "run_transitions"), "test_bad_rows_of_runs"
     ),
 }
 

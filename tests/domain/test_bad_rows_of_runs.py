@@ -1,0 +1,124 @@
+"""A row that cannot be read in each table of runs: its run is held or refused, and only it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from trio.testing import MockClock
+
+from abeyance.actors import RunContext
+from abeyance.storage.errors import UnreadableRecordError
+
+from .damage import DAMAGES, damage
+from .test_runs import HOUR, Effects, comes, settled, wall
+from .world import World, until
+
+each_damage = pytest.mark.parametrize("how", DAMAGES)
+
+
+def two(effects: Effects) -> Any:
+    async def body(run: RunContext, params: Any) -> None:
+        await run.do("before", effects, f"before {run.key}")
+        await run.do("call", effects, run.key)
+
+    return body
+
+
+@pytest.fixture
+async def waiting_two(world: World, virtual_time: MockClock) -> Effects:
+    """Runs `ana` and `bo` of a store that is closed, both waiting for an hour."""
+    effects = Effects()
+    async with world.open() as runtime:
+        runtime.add_workflow("two", two(effects))
+        ends = world.clock.now_ms() + HOUR
+        effects.raising = {"ana": [wall(ends)], "bo": [wall(ends)]}
+        for key in ("ana", "bo"):
+            await runtime.start_run(key, "two")
+        await until(lambda: len(runtime.runs(state="waiting_for_capacity")) == 2)
+    return effects
+
+
+@each_damage
+async def test_bad_row_of_a_run_holds_that_run_alone(
+    world: World, virtual_time: MockClock, waiting_two: Effects, how: str
+) -> None:
+    damage(world.directory, world.clock, "runs", ("ana", 1), how)
+    async with world.open() as runtime:
+        runtime.add_workflow("two", two(waiting_two))
+        await comes(lambda: runtime.run("bo").ended)
+        for ask in (runtime.run, runtime.run_steps):
+            with pytest.raises(UnreadableRecordError) as caught:
+                ask("ana")
+            assert (caught.value.table, caught.value.key) == ("runs", ("ana", 1))
+        with pytest.raises(UnreadableRecordError):
+            await runtime.start_run("ana", "two")
+        with pytest.raises(UnreadableRecordError):
+            await runtime.resume_run("ana", requester="ops")
+    assert waiting_two.log == ["before ana", "before bo", "bo"]
+
+
+@each_damage
+async def test_bad_row_of_a_key_starts_no_other_run_of_it(
+    world: World, virtual_time: MockClock, waiting_two: Effects, how: str
+) -> None:
+    damage(world.directory, world.clock, "run_keys", ("ana",), how)
+    async with world.open() as runtime:
+        runtime.add_workflow("two", two(waiting_two))
+        with pytest.raises(UnreadableRecordError) as caught:
+            await runtime.start_run("ana", "two")
+        assert (caught.value.table, caught.value.key) == ("run_keys", ("ana",))
+        await comes(lambda: runtime.run("bo").ended)
+        # It goes on as far as it can: its end is a row that cannot be put over the bad one.
+        await comes(lambda: "ana" in waiting_two.log)
+        await settled()
+        # Where the bad bytes still have a counter, they can be put over.
+        expected = "completed" if how == "another shape" else "running"
+        assert runtime.run("ana@1").state == expected
+        again = await runtime.start_run("bo", "two")
+        assert (await again.wait()).state == "completed"
+    assert waiting_two.log.count("ana") == waiting_two.log.count("before ana") == 1
+
+
+@each_damage
+async def test_bad_row_of_an_item_leaves_its_run_to_an_operator(
+    world: World, virtual_time: MockClock, waiting_two: Effects, how: str
+) -> None:
+    damage(world.directory, world.clock, "run_items", ("ana", 1, 0), how)
+    async with world.open() as runtime:
+        runtime.add_workflow("two", two(waiting_two))
+        await comes(lambda: runtime.run("bo").ended)
+        await comes(lambda: runtime.run("ana").state == "recovery_required")
+        assert "cannot be read" in runtime.run("ana").reason
+        await runtime.cancel_run("ana", requester="ops")
+    assert waiting_two.log == ["before ana", "before bo", "bo"]
+
+
+@each_damage
+async def test_bad_row_of_the_index_hides_no_run(
+    world: World, virtual_time: MockClock, waiting_two: Effects, how: str
+) -> None:
+    async with world.open() as runtime:
+        due = runtime.run("ana").resume_after_ms
+        assert due is not None
+    damage(world.directory, world.clock, "run_index", ("waiting", due, "ana", 1), how)
+    async with world.open() as runtime:
+        runtime.add_workflow("two", two(waiting_two))
+        await comes(lambda: runtime.run("bo").ended and runtime.run("ana").ended)
+    assert sorted(waiting_two.log) == ["ana", "before ana", "before bo", "bo"]
+
+
+@each_damage
+async def test_bad_row_of_the_history_costs_nothing_but_itself(
+    world: World, virtual_time: MockClock, waiting_two: Effects, how: str
+) -> None:
+    damage(world.directory, world.clock, "run_transitions", ("ana", 1, 1), how)
+    async with world.open() as runtime:
+        runtime.add_workflow("two", two(waiting_two))
+        await comes(lambda: runtime.run("ana").ended)
+        assert [step.after for step in runtime.run_history("ana")] == [
+            "waiting_for_capacity",
+            "resuming",
+            "running",
+            "completed",
+        ]
