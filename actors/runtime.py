@@ -814,7 +814,9 @@ class Runtime(RunVerbs):
             self._workflows.close()
             async with trio.open_nursery() as nursery:
                 # Together: an item of a run may wait for an ephemeral one.
-                nursery.start_soon(_stop_runs, self._root.refs[RUNS])
+                runs = self._root.refs.get(RUNS)
+                if runs is not None:  # Else the root has ended, and they with it.
+                    nursery.start_soon(_stop_runs, runs)
                 nursery.start_soon(self._runs.stop)
             parked = [member for member in self._members.values() if member.is_parked]
             async with trio.open_nursery() as nursery:
