@@ -112,7 +112,7 @@ class Conversations:
 
     async def _start(self, key: tuple[str, str], name: str) -> None:
         runtime, (agent, channel) = self._runtime, key
-        settings = replace(runtime._member(agent).settings, name=name)
+        settings = replace(runtime._member(agent).settings, name=name, slot=name, resident=agent)
         await runtime._groups.own(name)
         crashpoint("conversation.named")
         await self._take_over(key, name)
@@ -137,7 +137,7 @@ class Conversations:
             await self._begin(key[0])
             record = ConversationRecord(
                 agent=_fresh_name(key[0]),
-                base_seq=await self._base_of(key[0]),
+                base_seq=await self._base_of(runtime._member(key[0]).slot_name),
                 state="forking",
                 opened_ms=runtime.clock.now_ms(),
             )
@@ -162,12 +162,12 @@ class Conversations:
             return
         await runtime._groups.own(name)
         async with runtime._lifetime.starting():
-            group, _, _ = await runtime._groups.start_slot(name)
+            home = await runtime._groups.start_slot(name)
             try:
-                slot = group.refs["slot"]
+                slot = home.group.refs["slot"]
                 await dispose(slot, name, "conversation", agent, channel, "a restart", runtime)
             finally:
-                await group.stop()
+                await home.group.stop()
 
     async def _base_of(self, slot: str) -> int:
         """The last row that a fork may begin with (I3)."""
@@ -188,7 +188,8 @@ class Conversations:
     async def _take_over(self, key: tuple[str, str], name: str) -> None:
         """Take the parent's rows over, by reference, in commits that are each a valid prefix."""
         runtime = self._runtime
-        store, (agent, _) = runtime._store, key
+        store, agent = runtime._store, key[0]
+        slot = runtime._member(agent).slot_name
         at = 0
         for last, _ in read_rows(store, "slots", (name,), reverse=True, limit=1):
             at = int(last[-1])
@@ -200,28 +201,30 @@ class Conversations:
                 return
             _, fence = read_owner(store, name)
             owner = Guard("owners", ("slot", name), fence)
-            puts, seen, cuts = [], 0, read_cuts(store, agent)
-            rows = read_rows(store, "slots", (agent,), after=(agent, at), limit=ROWS_A_COMMIT)
+            puts, seen, cuts = [], 0, read_cuts(store, slot)
+            rows = read_rows(store, "slots", (slot,), after=(slot, at), limit=ROWS_A_COMMIT)
             for place, entry in rows:
                 if int(place[-1]) > record.base_seq:
                     break
                 seen, at = seen + 1, int(place[-1])
                 if not _is_cut(cuts, at):
-                    puts.append(Put("slots", (name, at), encode(_forked(entry, agent))))
+                    puts.append(Put("slots", (name, at), encode(_forked(entry, slot))))
             guards: tuple[Guard, ...] = (owner,)
             if seen < ROWS_A_COMMIT:
-                await self._take_over_context(agent, name, record.base_seq, owner)
+                await self._take_over_context(slot, agent, name, record.base_seq, owner)
                 guards = (owner, Guard("conversations", key, row.counter))
                 opened = msgspec.structs.replace(record, state="open")
                 puts.append(Put("conversations", key, encode(opened)))
             await self._commit(Request(guards, tuple(puts)))
             crashpoint("conversation.forked")
 
-    async def _take_over_context(self, agent: str, name: str, base: int, owner: Guard) -> None:
+    async def _take_over_context(
+        self, slot: str, agent: str, name: str, base: int, owner: Guard
+    ) -> None:
         """Copy what stands for the oldest rows, so that the fork's first turn is no longer than
         its resident's. What cannot be read is left out; the rows are all there."""
         store = self._runtime._store
-        found = read_summaries(store, agent, agent, lambda _last, _error: None)
+        found = read_summaries(store, slot, agent, lambda _last, _error: None)
         summary = next((each for each in found if each.last <= base), None)
         if summary is not None:
             put = Put("contexts", (name, name, summary.last), encode(record_of(summary)))

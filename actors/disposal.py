@@ -62,8 +62,7 @@ async def end_agent(runtime: Runtime, name: str, by: str, *, finish: bool) -> No
             crashpoint("disposal.after_commit")
             del runtime._members[name]
             await member.group.stop()
-            await member.slot_group.stop()
-            member.slot_view.end()
+            await runtime._groups.leave(member)
             runtime._alarm.tell(ForgetInstant(name))
             runtime._runner.disown(name)
     finally:
@@ -110,7 +109,16 @@ async def dispose(
     Raises:
         NotStoredError: Neither landing its inbox nor giving it up could be stored; it goes on.
     """
-    ending = Dispose(name, kind, parent, channel, by, runtime.clock.now_ms())
+    row = None if parent is None else runtime._store.get("agents", (parent,))
+    ending = Dispose(
+        name,
+        kind,
+        parent,
+        channel,
+        by,
+        runtime.clock.now_ms(),
+        parent_slot=None if row is None else row.record.slot,
+    )
     try:
         disposed: Disposed = await slot.ask(ending)
     except NotStoredError as error:

@@ -34,6 +34,7 @@ from .domain.drafts import Draft, read_message
 from .domain.errors import (
     AgentOwnedElsewhereError,
     InvalidNameError,
+    InvalidSpecError,
     NotStoredError,
     RunExhaustedError,
     RunFailedError,
@@ -102,9 +103,9 @@ class EphemeralRun:
         groups: list[Supervisor] = []
         try:
             with self._scope:
-                slot_group, _, _ = await runtime._groups.start_slot(name)
-                groups.append(slot_group)
-                self.slot = slot_group.refs["slot"]
+                home = await runtime._groups.start_slot(name)
+                groups.append(home.group)
+                self.slot = home.group.refs["slot"]
                 gate_group = await self._start_gate()
                 groups.append(gate_group)
                 await self.slot.ask(accept)
@@ -262,12 +263,16 @@ class EphemeralRuns:
     async def run(self, spec: AgentSpec, content: Content, author: str) -> str:
         """See `Runtime.run_ephemeral`."""
         settings = check_spec(spec)
+        if settings.slot != settings.name:
+            raise InvalidSpecError("slot", "must be None: an ephemeral run has a slot of its own")
         if len(settings.name.encode()) > NAME_BYTES_MAX:
             raise InvalidNameError(
                 "name", f"must be at most {NAME_BYTES_MAX} bytes of UTF-8 for an ephemeral run"
             )
         name = f"{settings.name}.{secrets.token_hex(6)}"
-        run = EphemeralRun(self._runtime, replace(settings, name=name, purpose="ephemeral"))
+        run = EphemeralRun(
+            self._runtime, replace(settings, name=name, slot=name, purpose="ephemeral")
+        )
         self.runs[name] = run
         try:
             return await run.run(content, author)
@@ -316,7 +321,7 @@ class EphemeralRuns:
     async def _close(self, name: str) -> None:
         runtime = self._runtime
         await runtime._groups.own(name)
-        group, _, _ = await runtime._groups.start_slot(name)
+        group = (await runtime._groups.start_slot(name)).group
         try:
             slot = group.refs["slot"]
             await dispose(slot, name, "ephemeral", None, None, "a restart", runtime)

@@ -4,6 +4,7 @@ Before that the process takes their owner rows, and records what the host said o
 
 Invariants:
     I1  An agent's actors run only while this process holds the owner rows of agent and slot.
+    I3  Agents that share a slot share its actor; it runs for as long as one of them does.
     I2  A start that fails leaves no actor and no name behind.
 
 Runs in: the task of whoever adds the agent, on the loop thread.
@@ -13,11 +14,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import trio
+
 from abeyance.storage.codec import encode
 from abeyance.storage.errors import OwnedElsewhereError, UnreadableRecordError
 from abeyance.storage.ownership import Ownership
 from abeyance.storage.store import Committed, Guard, NotStored, Put, Refused, Request, Store
 from abeyance.storage.tables.agents import Agent as AgentRecord
+from abeyance.storage.tables.agents import Sharer
 
 from .core import ActorSystem, ChildSpec, Supervisor, SupervisorSpec
 from .core.clock import Clock
@@ -28,7 +32,12 @@ from .domain.alert_book import AlertDesk
 from .domain.auxiliary import Auxiliary
 from .domain.context_keeper import ContextKeeper, ContextSeams
 from .domain.context_post import ContextPost
-from .domain.errors import AgentExistsError, AgentOwnedElsewhereError, not_stored
+from .domain.errors import (
+    AgentExistsError,
+    AgentOwnedElsewhereError,
+    InvalidSpecError,
+    not_stored,
+)
 from .domain.gate import Gate
 from .domain.mode import HostMode
 from .domain.slot import Slot
@@ -38,7 +47,7 @@ from .domain.slot_view import SlotView
 from .domain.tools import ToolRunner
 from .domain.turn import TurnSeams, TurnSettings
 from .domain.wait_book import WaitBook
-from .members import Member, Parking
+from .members import Member, Parking, SlotHome
 
 
 class Groups:
@@ -71,6 +80,9 @@ class Groups:
         self._accounts = accounts
         self._salt = salt
         self._mode = mode
+        self._homes: dict[str, SlotHome] = {}
+        """The slots that run here for agents that were added, by name."""
+        self._entering: dict[str, trio.Lock] = {}
         self._journal = root.refs["journal"]
         self._ledger = root.refs["ledger"]
         self._alarm = root.refs["alarm"]
@@ -83,20 +95,28 @@ class Groups:
         name = declare(self._salt)
         return Account(name, self._accounts) if isinstance(name, str) and name else None
 
-    async def own(self, name: str) -> None:
+    async def own(self, name: str, slot: str | None = None) -> None:
         """Take the owner rows of an agent and its slot, by compare-and-set.
+
+        A slot that this process owns already, for another agent, stays as it is.
+
+        Args:
+            slot: None: the agent's own.
 
         Raises:
             AgentOwnedElsewhereError: A live process owns one of them; nothing was done.
             NotStoredError: Nothing was taken.
         """
-        owned = (("agent", name), ("slot", name))
+        owned = (("agent", name), ("slot", name if slot is None else slot))
         while True:
             try:
                 taking = self._ownership.plan(*owned)
             except OwnedElsewhereError as error:
+                what = f"agent {name!r}"
+                if error.kind == "slot" and slot not in (None, name):
+                    what = f"the slot {slot!r} of agent {name!r}"
                 raise AgentOwnedElsewhereError(
-                    f"agent {name!r} is owned by process {error.pid} on {error.host}, which lives; "
+                    f"{what} is owned by process {error.pid} on {error.host}, which lives; "
                     "nothing was done; stop it there, or use another state directory",
                     agent=name,
                     pid=error.pid,
@@ -123,6 +143,7 @@ class Groups:
 
         Raises:
             AgentExistsError: The name is of an agent of another kind; nothing was recorded.
+            InvalidSpecError: It speaks in another slot; nothing was recorded.
             NotStoredError: Nothing was recorded.
         """
         provider = type(settings.provider).__name__
@@ -135,19 +156,31 @@ class Groups:
                     "nothing was done; choose another name",
                     agent=settings.name,
                 )
+            if row is not None and row.record.ended_ms is None and row.record.slot != settings.slot:
+                raise InvalidSpecError(
+                    "slot",
+                    f"agent {settings.name!r} speaks in the slot {row.record.slot!r}, and does so "
+                    "until it is removed",
+                )
             created = self._clock.now_ms() if row is None else row.record.created_ms
             record = AgentRecord(
                 kind=kind,
                 parent=parent,
-                slot=settings.name,
+                slot=settings.slot,
                 provider=provider,
                 model=settings.model,
                 created_ms=created,
             )
             if row is not None and row.record == record and not puts:
                 return
-            guard = Guard("agents", key, 0 if row is None else row.counter)
-            request = Request((guard,), (Put("agents", key, encode(record)), *puts))
+            guards: tuple[Guard, ...] = (Guard("agents", key, 0 if row is None else row.counter),)
+            rows: tuple[Put, ...] = (Put("agents", key, encode(record)), *puts)
+            shares = (settings.slot, settings.name)
+            if settings.slot != settings.name and self._store.get("sharers", shares) is None:
+                guards += (Guard("sharers", shares, 0),)
+                since = Sharer(since_ms=self._clock.now_ms())
+                rows += (Put("sharers", shares, encode(since)),)
+            request = Request(guards, rows)
             outcome = await self._journal.ask(request)
             if isinstance(outcome, NotStored):
                 raise not_stored(outcome)
@@ -163,24 +196,47 @@ class Groups:
             UnreadableRecordError: A row that it goes on from cannot be read; nothing was started.
         """
         check_agent_rows(self._store, settings.name)
-        slot_group, slot_view, parking = await self.start_slot(settings.name)
+        home, parking = await self._enter(settings)
         try:
-            member = await self._start_agent(settings, slot_group, slot_view, parking)
+            member = await self._start_agent(settings, home, parking)
         except BaseException:
             # What was not added can be added again: its names must be free.
-            await slot_group.stop()
+            await self._leave(home, parking)
             raise
         member.kind, member.parent = kind, parent
         return member
 
-    async def start_slot(self, name: str) -> tuple[Supervisor, SlotView, Parking]:
+    async def leave(self, member: Member) -> None:
+        """An agent has ended: its slot ends with it, unless others speak there."""
+        await self._leave(member.home, member.parking)
+
+    async def _enter(self, settings: TurnSettings) -> tuple[SlotHome, Parking]:
+        """Start the agent's slot, or join those who speak in it here."""
+        name = settings.slot
+        parking = Parking(lambda error: self._desk.parked(settings.name, error))
+        async with self._entering.setdefault(name, trio.Lock()):
+            home = self._homes.get(name)
+            if home is None:
+                home = self._homes[name] = await self.start_slot(name)
+            home.parkings.append(parking)
+        return home, parking
+
+    async def _leave(self, home: SlotHome, parking: Parking) -> None:
+        async with self._entering[home.name]:
+            home.parkings.remove(parking)
+            if home.parkings:
+                return
+            del self._homes[home.name]
+            await home.group.stop()
+            home.view.end()
+
+    async def start_slot(self, name: str) -> SlotHome:
         """Start the group of a slot alone."""
-        slot_view = SlotView()
-        parking = Parking(lambda error: self._desk.parked(name, error))
+        home = SlotHome(name, SlotView())
         slot_spec = ChildSpec(
             "slot",
             Slot,
-            (name, self._ownership.nonce, self._store, self._journal, slot_view),
+            (name, self._ownership.nonce, self._store, self._journal, home.view),
             name=f"slot:{name}",
         )
         # A group of its own: a slot that crashes for ever is parked, its siblings run.
@@ -188,32 +244,31 @@ class Groups:
             id=f"slot:{name}",
             children=(slot_spec,),
             on_exhausted="park",
-            on_parked=parking.park_slot,
+            on_parked=home.park,
         )
         try:
-            slot_group = await self._system.start_supervisor(spec, parent=self._slots)
+            home.group = await self._system.start_supervisor(spec, parent=self._slots)
         except ChildStartError as error:
             if isinstance(error.__cause__, UnreadableRecordError):
                 raise error.__cause__ from None
             raise
-        return slot_group, slot_view, parking
+        return home
 
     async def _start_agent(
         self,
         settings: TurnSettings,
-        slot_group: Supervisor,
-        slot_view: SlotView,
+        home: SlotHome,
         parking: Parking,
     ) -> Member:
-        name, slot, agent_view = settings.name, slot_group.refs["slot"], AgentView()
+        name, slot, agent_view = settings.name, home.group.refs["slot"], AgentView()
         account = self._account(settings)
         post = None
         if settings.context is not None:
-            post = ContextPost(settings.context, self._store, name, name, self._desk)
+            post = ContextPost(settings.context, self._store, home.name, name, self._desk)
 
         def agent_args(refs: Any) -> tuple[Any, ...]:
             seams = TurnSeams(
-                slot_name=name,
+                slot_name=home.name,
                 slot=slot,
                 gate=refs["gate"],
                 store=self._store,
@@ -253,10 +308,8 @@ class Groups:
                 raise
         return Member(
             settings,
-            name,
+            home,
             slot,
-            slot_group,
-            slot_view,
             group.refs["agent"],
             agent_view,
             group,
@@ -279,7 +332,7 @@ class Groups:
         assert strategy is not None
         seams = ContextSeams(
             agent=name,
-            slot=name,
+            slot=settings.slot,
             model=settings.model,
             nonce=self._ownership.nonce,
             strategy=strategy,

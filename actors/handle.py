@@ -508,7 +508,9 @@ class AgentHandle:
         with runtime._lifetime.answers():
             place = await find_place(runtime._store, member.slot_name, to)
         now_ms = runtime.clock.now_ms()
-        return await self._ask_agent(RewindSlot(place, new_message_id(now_ms), by, now_ms))
+        return await self._ask_agent(
+            RewindSlot(place, new_message_id(now_ms), by, now_ms, self.name)
+        )
 
     async def undo_rewind(self, *, requester: str, door: Door = "api") -> RewindReceipt:
         """Put back what the last rewind took out, as long as the transcript did not go on since.

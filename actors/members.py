@@ -66,15 +66,33 @@ class Parking:
             )
 
 
+class SlotHome:
+    """A slot that runs here, for the agents that speak in it."""
+
+    def __init__(self, name: str, view: SlotView) -> None:
+        self.name = name
+        self.view = view
+        self.group: Supervisor
+        self.parkings: list[Parking] = []
+        """Of the agents that speak in it, in the order they came."""
+
+    @property
+    def is_shared(self) -> bool:
+        return len(self.parkings) > 1
+
+    def park(self, parked: object, error: BaseException) -> None:
+        """Its group parked: nobody in it answers any more, whoever waits."""
+        for parking in self.parkings:
+            parking.park_slot(parked, error)
+
+
 @dataclass(slots=True)
 class Member:
     """What the runtime keeps of one agent."""
 
     settings: TurnSettings
-    slot_name: str
+    home: SlotHome
     slot: TrioActorRef[Slot]
-    slot_group: Supervisor
-    slot_view: SlotView
     agent: TrioActorRef[Agent]
     agent_view: AgentView
     group: Supervisor
@@ -88,6 +106,27 @@ class Member:
     """Somebody ends it; set when that is over."""
     context_group: Supervisor | None = None
     """The group of its context's keeper. Parked, it holds up nothing but compaction."""
+
+    @property
+    def slot_name(self) -> str:
+        return self.home.name
+
+    @property
+    def slot_group(self) -> Supervisor:
+        return self.home.group
+
+    @property
+    def slot_view(self) -> SlotView:
+        return self.home.view
+
+    def _inbox(self) -> int:
+        """How many messages wait for this agent."""
+        book, name = self.slot_view.book, self.settings.name
+        if book is None:
+            return 0
+        if not self.home.is_shared:
+            return len(book.inbox)
+        return sum(row.agent == name for row in book.inbox.values())
 
     @property
     def is_parked(self) -> bool:
@@ -116,7 +155,7 @@ class Member:
             held=None
             if held is None
             else HeldStatus(held.model, held.cause, held.deadline_ms, held.reason),
-            inbox=0 if book is None else len(book.inbox),
+            inbox=self._inbox(),
             wakes=0 if book is None else book.wakes_retained(name),
             admission=Admission(
                 waits=waits.listing(name),

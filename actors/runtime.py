@@ -119,7 +119,7 @@ class Runtime(RunVerbs):
         self._started_ms = clock.now_ms()
         self._members: dict[str, Member] = {}
         self._adding: set[str] = set()
-        self._rings = WaitRings()
+        self._rings = WaitRings(self._mates)
         self._commits = CommitFigures()
         self._waits = WaitBook(store, clock)
         self._accounts = Accounts(self._waits, clock) if account_waits else None
@@ -299,7 +299,7 @@ class Runtime(RunVerbs):
         self._adding.add(name)
         try:
             with self._lifetime.answers():
-                await self._groups.own(name)
+                await self._groups.own(name, settings.slot)
                 await self._groups.record(settings)
             async with self._lifetime.starting():
                 self._members[name] = await self._groups.start(settings)
@@ -857,6 +857,17 @@ class Runtime(RunVerbs):
 
     def _check_open(self) -> None:
         self._lifetime.check_open()
+
+    def _mates(self, name: str) -> list[str]:
+        """Who shares an agent's slot: its turns wait for theirs."""
+        member = self._members.get(name)
+        if member is None or not member.home.is_shared:
+            return []
+        return [
+            other
+            for other, each in self._members.items()
+            if each.home is member.home and other != name
+        ]
 
     def _member(self, name: str) -> Member:
         self._check_open()

@@ -78,7 +78,7 @@ class Rewinding:
                 # What would have to end for it has written behind the rewind, or soon will.
                 self._ask(asked, self._rewound)
             else:
-                self._ask(CheckRewind(asked.to), self._checked)
+                self._ask(CheckRewind(asked.to, asked.agent), self._checked)
 
     def _checked(self, answer: Answer) -> None:
         if self._now is None:

@@ -6,7 +6,7 @@ ever. The kernel sees the waits inside one chain of asks; this sees those that t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from abeyance.actors.core import chain
@@ -16,9 +16,14 @@ _PREFIX = "agent:"
 
 
 class WaitRings:
-    """The waits that tools of a runtime's agents are in."""
+    """The waits that tools of a runtime's agents are in.
 
-    def __init__(self) -> None:
+    Args:
+        mates: Who shares an agent's slot: its turn may have to wait for theirs.
+    """
+
+    def __init__(self, mates: Callable[[str], Iterable[str]]) -> None:
+        self._mates = mates
         self._waits_for: dict[str, list[str]] = {}
 
     @contextmanager
@@ -58,5 +63,6 @@ class WaitRings:
                 return path
             if path[-1] not in seen:
                 seen.add(path[-1])
-                paths += [(*path, name) for name in self._waits_for.get(path[-1], ())]
+                further = (*self._waits_for.get(path[-1], ()), *self._mates(path[-1]))
+                paths += [(*path, name) for name in further]
         return None

@@ -176,8 +176,8 @@ class SlotKept:
         """The last place that a conversation may have begun with, whether or not it did yet."""
         self.refusals: dict[int, int] = {}
         """How often a message in the inbox was refused by name."""
-        self.ended = False
-        """Its agent was disposed of; what is sent to it now would wait for nobody."""
+        self.ended: set[str] = set()
+        """The agents that were disposed of; what is sent to them now would wait for nobody."""
         self.undoing: dict[str, tuple[str, RewindReceipt]] = {}
         """The last undos that were planned, by their acts: of which rewind, and what they come to.
         An asker that died asks again, and must not put back the rewind before it."""
@@ -252,7 +252,7 @@ class Slot(TrioActor):
         )
         self._view.book = self._book = SlotBook(self._store, self._slot, counter)
         self._book.forked = max(self._book.forked, self.kept.forked)
-        for agent in self.kept.agents:
+        for agent in self.kept.agents.keys() - self.kept.ended:
             self._book.attach(agent)
 
     # -- messages ----------------------------------------------------------------------------
@@ -289,7 +289,7 @@ class Slot(TrioActor):
             case {"again": "wake" | "message"}:
                 return self._take_again(message)
             case AttachAgent(agent, ref):
-                self.kept.ended = False
+                self.kept.ended.discard(agent)
                 self.kept.agents[agent] = ref
                 self._told.discard(agent)
                 self._book.attach(agent)
@@ -316,8 +316,8 @@ class Slot(TrioActor):
                 self._tell_withdrawn(agent, TurnWithdrawn(0))
 
     def _take_again(self, again: dict[str, Any]) -> Any:
-        """What was a dead letter comes back, to the one agent of this slot."""
-        agent, at_ms = self._slot, again["at_ms"]
+        """What was a dead letter comes back, to the agent that it names."""
+        agent, at_ms = again.get("agent", self._slot), again["at_ms"]
         if again["again"] == "wake":
             named = (again["author"], again["message"], again["channel"])
             return self._take_in(Rewake(agent, *named, at_ms))
@@ -350,7 +350,7 @@ class Slot(TrioActor):
         return self._take_in(accept)
 
     def _check_not_ended(self, agent: str) -> None:
-        if self.kept.ended:
+        if agent in self.kept.ended:
             raise AgentEndedError(
                 f"agent {agent!r} has ended; nothing was accepted; send to an agent that is there",
                 agent=agent,
@@ -513,8 +513,9 @@ class Slot(TrioActor):
                 requests = book.drain_idle(chain)
                 return Plan(requests, len(requests), waited - len(book.inbox))
             case Dispose():
-                plan = plan_dispose(book, message, chain)
-                self.kept.ended = True
+                others = self.kept.agents.keys() - self.kept.ended - {message.agent}
+                plan = plan_dispose(book, message, chain, goes_on=bool(others))
+                self.kept.ended.add(message.agent)
                 return plan
         raise AssertionError(message)
 
@@ -604,7 +605,9 @@ class Slot(TrioActor):
         acts, self._acts = self._acts, deque()
         starts, self._starts = self._starts, deque()
         self._planned, self._ids = [], {}
-        self.kept.ended = False  # Unless it is planned again below.
+        for act in acts:
+            if isinstance(act.message, Dispose):
+                self.kept.ended.discard(act.message.agent)  # Unless it is planned again below.
         self._read_book()
         failed = {
             act: error

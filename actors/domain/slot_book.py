@@ -432,10 +432,18 @@ class SlotBook:
         taken: list[int] = []
         # In entry order (I1): rows are read in it, and each acceptance adds the largest.
         for entry, row in self.inbox.items():
-            if len(taken) >= room or (injectable and not row.injectable):
+            if len(taken) >= room or (injectable and not self._may_join(row)):
                 break
             taken.append(entry)
         return taken
+
+    def _may_join(self, row: Inboxed) -> bool:
+        """Whether a message may join the live turn: not in words of the turn's own agent, also
+        where it is for another that shares the slot."""
+        agent = self.lease.agent
+        if row.agent == agent or agent is None or not row.injectable:
+            return row.injectable
+        return identity(row.author) != identity(agent)
 
     def move(self, draft: Draft, entries: list[int]) -> None:
         """Move messages from the inbox to the slot's end, in order."""

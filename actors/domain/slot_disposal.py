@@ -42,12 +42,17 @@ class _Letter(NamedTuple):
     inboxed: int | None = None
 
 
-def plan_dispose(book: SlotBook, dispose: Dispose, chain: Chain) -> Plan:
-    """Plan an agent's end, in as many requests as it takes; the first that writes marks it."""
+def plan_dispose(book: SlotBook, dispose: Dispose, chain: Chain, *, goes_on: bool = False) -> Plan:
+    """Plan an agent's end, in as many requests as it takes; the first that writes marks it.
+
+    Args:
+        goes_on: Other agents share the slot.
+    """
     agent = dispose.agent
     book.attach(agent)
-    # Who leaves flushes first, also while everybody else's messages wait.
-    book.is_deferring, defers = False, book.is_deferring
+    # Who leaves flushes first, also while a host is quiesced. Where others share the slot, what it
+    # leaves stays in the inbox with theirs, in order.
+    book.is_deferring, defers = book.is_deferring and goes_on, book.is_deferring
     try:
         return _plan_dispose(book, dispose, chain)
     finally:
@@ -181,7 +186,7 @@ def _requests(
             yield _finished(book, draft, guards, written, chain)
             draft, guards, written = Draft(), (), []
             size, taken = len(letter.body or b"") + len(letter.text), 0
-        written.append(Append("dead_letters", _dead_letter(dispose, letter)))
+        written.append(Append("dead_letters", _dead_letter(book, dispose, letter)))
         _take_out(book, draft, dispose, letter)
         taken += 1
     yield _finished(book, draft, guards, written, chain)
@@ -212,10 +217,10 @@ def _take_out(book: SlotBook, draft: Draft, dispose: Dispose, letter: _Letter) -
         draft.put("ids", (book.slot, row.message), dead)
 
 
-def _dead_letter(dispose: Dispose, letter: _Letter) -> Value:
+def _dead_letter(book: SlotBook, dispose: Dispose, letter: _Letter) -> Value:
     return encode(
         DeadLetter(
-            actor=f"slot:{dispose.parent or dispose.agent}",
+            actor=f"slot:{dispose.parent_slot or book.slot}",
             reason=_reason(dispose),
             message=clean_text(letter.text, MESSAGE_CHARS_MAX) or "?",
             body=letter.body,
@@ -267,10 +272,13 @@ def _wakes(book: SlotBook, dispose: Dispose, *, lands: bool) -> Iterator[_Letter
 def _inboxed(book: SlotBook, dispose: Dispose) -> Iterator[_Letter]:
     wakes = book.wakes[dispose.agent]
     for entry, row in list(book.inbox.items()):
+        if row.agent != dispose.agent or (dispose.land and (book.is_leased or book.is_deferring)):
+            # Another's, or one that lands with another's: the slot goes on.
+            continue
         blocks = read_body(book.store, book.slot, entry)
         yield _Letter(
             f"message {row.message!r} by {row.author!r}",
-            _packed(row.author, row.channel, blocks, dispose.at_ms, wake=row.wake),
+            _packed(dispose, row.author, row.channel, blocks, wake=row.wake),
             wake=entry if entry in wakes else None,
             inboxed=entry,
         )
@@ -305,12 +313,18 @@ def _again(
 ) -> bytes | None:
     """What a replay sends: the wake where the message stays in reach, else the message."""
     if dispose.parent is not None and blocks is not None:
-        return _packed(author, channel or dispose.channel, blocks, dispose.at_ms, wake=True)
-    return pack_message(again_wake(author, message, channel, dispose.at_ms))
+        return _packed(dispose, author, channel or dispose.channel, blocks, wake=True)
+    return pack_message(again_wake(_whose(dispose), author, message, channel, dispose.at_ms))
+
+
+def _whose(dispose: Dispose) -> str:
+    """Who takes what is replayed."""
+    return dispose.parent or dispose.agent
 
 
 def _packed(
-    author: str, channel: str | None, blocks: tuple[Block, ...], at_ms: int, *, wake: bool
+    dispose: Dispose, author: str, channel: str | None, blocks: tuple[Block, ...], *, wake: bool
 ) -> bytes | None:
     said = [block.text for block in blocks if isinstance(block, TextBlock)]
-    return pack_message(again_message(author, channel, said, at_ms, wake=wake))
+    whose, at_ms = _whose(dispose), dispose.at_ms
+    return pack_message(again_message(whose, author, channel, said, at_ms, wake=wake))

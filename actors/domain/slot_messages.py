@@ -202,6 +202,8 @@ class CheckRewind(NamedTuple):
 
     to: int
     """The place of the last row that stays; 0 leaves none."""
+    agent: str | None = None
+    """Whose words nobody is left to answer; None: any agent's."""
 
 
 class RewindSlot(NamedTuple):
@@ -215,6 +217,7 @@ class RewindSlot(NamedTuple):
     """Tells one that was done before its asker died from one that is to be done."""
     by: str
     at_ms: int
+    agent: str | None = None
 
 
 class UndoRewind(NamedTuple):
@@ -264,12 +267,14 @@ class Dispose(NamedTuple):
     agent: str
     kind: AgentKind
     parent: str | None
-    """Of a conversation agent; its slot takes what is replayed."""
+    """Of a conversation agent; it takes what is replayed."""
     channel: str | None
     by: str
     at_ms: int
     land: bool = True
     """False: what is in the inbox becomes dead letters; landing it could not be stored."""
+    parent_slot: str | None = None
+    """Which slot that is."""
 
 
 class Disposed(NamedTuple):
@@ -291,10 +296,13 @@ class Rewake(NamedTuple):
     at_ms: int
 
 
-def again_wake(author: str, message: str | None, channel: str | None, at_ms: int) -> dict[str, Any]:
+def again_wake(
+    agent: str, author: str, message: str | None, channel: str | None, at_ms: int
+) -> dict[str, Any]:
     """A wake as plain data, which a dead letter can hold and a slot takes when it is replayed."""
     return {
         "again": "wake",
+        "agent": agent,
         "author": author,
         "message": message,
         "channel": channel,
@@ -303,11 +311,12 @@ def again_wake(author: str, message: str | None, channel: str | None, at_ms: int
 
 
 def again_message(
-    author: str, channel: str | None, texts: list[str], at_ms: int, *, wake: bool
+    agent: str, author: str, channel: str | None, texts: list[str], at_ms: int, *, wake: bool
 ) -> dict[str, Any]:
     """A message as plain data; as `again_wake`."""
     return {
         "again": "message",
+        "agent": agent,
         "author": author,
         "channel": channel,
         "wake": wake,

@@ -120,4 +120,6 @@ def _packed(book: SlotBook, entry: int, row: Inboxed, now_ms: int) -> bytes | No
     except (StorageError, LookupError):
         return None
     said = [block.text for block in blocks if hasattr(block, "text")]
-    return pack_message(again_message(row.author, row.channel, said, now_ms, wake=row.wake))
+    return pack_message(
+        again_message(row.agent, row.author, row.channel, said, now_ms, wake=row.wake)
+    )

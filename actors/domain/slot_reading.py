@@ -18,9 +18,10 @@ Invariants:
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from typing import Final, Literal, TypeAlias
 
-from abeyance.storage.store import Row, Store
+from abeyance.storage.store import Key, Row, Store
 from abeyance.storage.tables.slots import Carried, Lease
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
@@ -66,9 +67,16 @@ def read_forked(store: Store, slot: str) -> int:
     One that cannot be read may have taken over anything.
     """
     forked = 0
-    for _, row in store.scan("conversations", (slot,)):
+    for _, row in scan_forks(store, slot):
         forked = max(forked, row.record.base_seq if isinstance(row, Row) else EVERY_PLACE)
     return forked
+
+
+def scan_forks(store: Store, slot: str) -> Iterator[tuple[Key, Row | Exception | None]]:
+    """The conversations of every agent that speaks, or spoke, in a slot."""
+    yield from store.scan("conversations", (slot,))
+    for key, _ in store.scan("sharers", (slot,)):
+        yield from store.scan("conversations", (key[-1],))
 
 
 def covers(ranges: Ranges, seq: int) -> bool:

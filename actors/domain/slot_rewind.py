@@ -30,7 +30,8 @@ from abeyance.storage.tables.waits import LogLine
 from .errors import InvalidInputError, RewindRefusedError, UnknownMessageError
 from .slot_book import OPS_RESERVE, Draft, SlotBook
 from .slot_messages import CheckRewind, RewindReceipt, RewindSlot, UndoRewind
-from .slot_rows import read_body, read_cuts, read_rows
+from .slot_reading import scan_forks
+from .slot_rows import read_content, read_cuts, read_rows, speaks
 
 CUTS_MAX: Final = 64
 """Rewinds of one slot that are not pruned yet; one more is refused."""
@@ -64,20 +65,20 @@ def check_rewind(book: SlotBook, check: CheckRewind | RewindSlot) -> bool:
             "see the transcript for what there is",
             slot=book.slot,
         )
-    body = read_body(book.store, book.slot, row.record.entry)
+    body = read_content(book.store, book.slot, row.record)
     if any(isinstance(block, ToolUseBlock) for block in body):
         raise InvalidInputError(
             "to", f"place {to} calls tools, and no transcript may end between a call and its result"
         )
-    return _is_answerable(book, to)
+    return leaves_answerable(book, to, check.agent)
 
 
-def _is_answerable(book: SlotBook, to: int) -> bool:
+def leaves_answerable(book: SlotBook, to: int, agent: str | None) -> bool:
     """Whether the last row that a provider would be sent is anything but the agent's own words."""
     slot = book.slot
     for key, entry in read_rows(book.store, "slots", (slot,), after=(slot, to + 1), reverse=True):
         if not book.is_cut(int(key[-1])) and entry.role != "marker":
-            return bool(entry.role != "assistant")
+            return entry.role != "assistant" or not speaks(agent, entry)
     return False
 
 
@@ -213,7 +214,7 @@ def _prune(book: SlotBook, place: int, cut: Cut, chain: Chain) -> Request:
 def _forget(draft: Draft, store: Store, slot: str, entry: Any) -> None:
     if entry.origin is not None:
         return  # A fork's base: its content and its id are the slot's that it was forked from.
-    if not any(store.scan("conversations", (slot,), limit=1)):
+    if not any(scan_forks(store, slot)):
         # A slot that was forked keeps its content: a fork may name it.
         draft.deletes.append(Delete("bodies", (slot, entry.entry)))
     try:

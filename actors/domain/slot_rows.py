@@ -10,6 +10,7 @@ from abeyance.storage.tables.blocks import Block
 from abeyance.storage.tables.ownership import Owner
 from abeyance.storage.tables.slots import Cut, Entry
 
+from .ingress import identity
 from .slot_messages import PlacedRow
 
 
@@ -81,6 +82,11 @@ def read_boundary(store: Store, slot: str, agent: str, turn: int, round_: int) -
         if (entry.author, entry.turn, entry.round, entry.role) == (agent, turn, round_, "results"):
             return read_placed(store, slot, int(key[-1]))
     return []
+
+
+def speaks(agent: str | None, entry: Entry) -> bool:
+    """Whether a reply is of an agent's own; None is every agent. What a fork took over is."""
+    return agent is None or entry.origin is not None or identity(entry.author) == identity(agent)
 
 
 def read_last(store: Store, slot: str) -> tuple[Block, ...]:

@@ -36,7 +36,7 @@ from .slot_messages import (
     StartTurn,
     TurnStart,
 )
-from .slot_rewind import check_rewind, mark
+from .slot_rewind import check_rewind, leaves_answerable, mark
 from .slot_rows import read_last
 
 UNKNOWN: Final = "The outcome of this call is unknown: the turn ended before it was told."
@@ -158,7 +158,10 @@ def _granted(book: SlotBook, agent: str, turn: Turn, unreadable: int | None) -> 
         attempts=turn.attempts,
         failures=turn.failures,
         gap=lease.gap,
-        rewound=cut is not None and not cut.answerable and cut.last == book.seq_next - 1,
+        rewound=cut is not None
+        and not cut.answerable
+        and cut.last == book.seq_next - 1
+        and not leaves_answerable(book, cut.first - 1, agent),
         context=turn.context,
         compiled_round=turn.compiled_round,
         unreadable=unreadable,

@@ -21,6 +21,9 @@ class AgentSpec:
 
     Args:
         name: Up to 128 bytes of UTF-8, without control characters; not `*` or `framework`.
+        slot: The transcript it speaks in, by name; several agents of one process may share one, and
+            their turns come one after the other. None is one of its own, under its own name. It
+            stays the agent's until the agent is removed.
         provider: An adapter; it declares `carries_injections`.
         model: The provider's name of the model; not `*`.
         system: The system prompt, or None.
@@ -38,6 +41,7 @@ class AgentSpec:
     name: str
     provider: Provider
     model: str
+    slot: str | None = None
     system: str | None = None
     tools: Sequence[Tool] = field(default_factory=tuple)
     rounds_max: int = 100
@@ -58,6 +62,8 @@ def check_spec(spec: object) -> TurnSettings:
         raise InvalidSpecError("spec", f"must be an AgentSpec, not {type(spec).__name__}")
     check_agent_name(spec.name, "name")
     check_name(spec.model, "model")
+    if spec.slot is not None:
+        check_agent_name(spec.slot, "slot")
     if not isinstance(getattr(spec.provider, "carries_injections", None), bool):
         raise InvalidSpecError("provider.carries_injections", "must be declared as True or False")
     if not callable(getattr(spec.provider, "call", None)):
@@ -77,6 +83,7 @@ def check_spec(spec: object) -> TurnSettings:
         raise InvalidSpecError("pacing", f"must be a Pacing, not {type(spec.pacing).__name__}")
     return TurnSettings(
         name=spec.name,
+        slot=spec.name if spec.slot is None else spec.slot,
         provider=spec.provider,
         model=spec.model,
         system=spec.system,

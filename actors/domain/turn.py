@@ -34,7 +34,7 @@ from .ingress import clean_text, new_message_id
 from .persistence import until_stored
 from .policy import ErrorPolicy, Pacing, ProviderHold
 from .protocol import Purpose
-from .render import render_all
+from .render import Voices, render_all
 from .slot_messages import (
     CloseGap,
     EndTurn,
@@ -67,6 +67,9 @@ class TurnSettings:
     """What the agent's specification says of its turns."""
 
     name: str
+    slot: str
+    resident: str | None = None
+    """Of a conversation agent: whose fork it is."""
     provider: Provider
     model: str
     system: str | None
@@ -135,6 +138,7 @@ class TurnTask:
         self._chosen = chosen
         """The summary that was asked for; read already."""
         self._messages: list[ProviderMessage] = []
+        self._voices = Voices.of(settings.name, settings.resident)
 
     async def run(self) -> TurnOutcome:
         """Run to the turn's end, or to a hold. Cancelled: the turn's row stands as it is."""
@@ -196,6 +200,7 @@ class TurnTask:
             start.context,
             start.compiled_round,
             self._chosen,
+            self._voices,
         )
 
     @property
@@ -251,7 +256,7 @@ class TurnTask:
             at_ms=self._now(),
             last=self.round >= self._settings.rounds_max,
         )
-        self._messages += render_all(placed)
+        self._messages += render_all(placed, self._voices)
 
     def _open_calls(self) -> list[ToolUseBlock]:
         """The calls that owe results while the gap is open: those of the slot's last row.

@@ -20,7 +20,7 @@ from abeyance.storage.tables.slots import Entry
 
 from .context import Summary
 from .context_rows import read_summary
-from .render import render
+from .render import Voices, render
 from .slot_messages import PlacedRow
 
 
@@ -30,6 +30,7 @@ class View:
     Args:
         summary: What stands for the rows up to its place; None: the whole slot is rendered.
         compiled_round: The round of the agent's turn that this compile began behind.
+        voices: Of the agent; None: nobody else speaks in this slot.
     """
 
     def __init__(
@@ -40,7 +41,9 @@ class View:
         turn: int,
         summary: Summary | None = None,
         compiled_round: int = 0,
+        voices: Voices | None = None,
     ) -> None:
+        self._voices = voices
         self._store = store
         self._slot = slot
         self._own = (agent, turn)
@@ -64,7 +67,7 @@ class View:
         """Rows as messages, in order."""
         messages = []
         for row in rows:
-            message = render(row)
+            message = render(row, self._voices)
             if message is None:
                 continue
             if message.role == "assistant" and ThinkingBlock in map(type, message.blocks):
@@ -124,6 +127,7 @@ def read_view(
     context: int | None,
     compiled_round: int = 0,
     chosen: Summary | None = None,
+    voices: Voices | None = None,
 ) -> View:
     """The view that a turn's row names.
 
@@ -142,7 +146,7 @@ def read_view(
                 key=(slot, agent, context),
                 cause="gone",
             )
-    return View(store, slot, agent, turn, summary, compiled_round)
+    return View(store, slot, agent, turn, summary, compiled_round, voices)
 
 
 def size_of(messages: Iterable[ProviderMessage]) -> int:

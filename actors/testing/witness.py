@@ -15,6 +15,8 @@ Runs in: the task of the turn that calls; `problems` is for the loop thread or a
 
 from __future__ import annotations
 
+import json
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -23,7 +25,7 @@ from unittest.mock import patch
 
 from abeyance.storage.errors import StorageError
 from abeyance.storage.store import Row, Store
-from abeyance.storage.tables.blocks import TextBlock, ThinkingBlock
+from abeyance.storage.tables.blocks import TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
 
 from ..domain.call import Calls
 from ..domain.turn import TurnSeams
@@ -216,6 +218,9 @@ def _read(store: Store, slot: str, agent: str) -> _Slot:
     lease = store.get("leases", (slot,))
     cuts = () if lease is None else lease.record.cuts
     view = _View(store, slot, agent)
+    known = store.get("agents", (agent,))
+    resident = None if known is None else _record(known).parent
+    voices = {_folded(name) for name in (agent, resident) if name is not None}
     said, places, accepted, silent, there = view.begins, [], [], set(), set()
     for key, found in store.scan("slots", (slot,)):
         place = int(key[-1])
@@ -236,6 +241,10 @@ def _read(store: Store, slot: str, agent: str) -> _Slot:
             raise _UnreadableError
         role = "assistant" if row.role == "assistant" else "user"
         blocks = [block for block in body.record.blocks if view.takes(row, block)]
+        if row.role == "user" and _folded(row.author) == _folded(agent):
+            role = "assistant"  # For another that shares the slot, in this one's words.
+        elif row.role != "user" and _folded(row.author) not in voices:
+            role, blocks = "user", _of_another(row.author, body.record.blocks)
         if blocks:
             said.append(Said(role, canonical_blocks(blocks)))
     waiting = tuple(int(key[-1]) for key, _ in _rows(store, "inbox", slot))
@@ -245,6 +254,25 @@ def _read(store: Store, slot: str, agent: str) -> _Slot:
         ranges = (range(first, last + 1) for first, last in record.rows)
         carried = tuple(n for part in ranges for n in part if n in there - silent)
     return _Slot(tuple(said), tuple(places), tuple(accepted), waiting, carried, view.last)
+
+
+def _folded(name: str) -> str:
+    return unicodedata.normalize("NFKC", name).strip().casefold()
+
+
+def _of_another(author: str, blocks: Any) -> list[Any]:
+    """As an agent is told what another one that shares its slot said and did."""
+    told = []
+    for block in blocks:
+        match block:
+            case TextBlock(text=text):
+                told.append(f"[{author}] {text}")
+            case ToolUseBlock(name=name, input=given):
+                told.append(f"[{author} called {name}] {json.dumps(given, ensure_ascii=False)}")
+            case ToolResultBlock(content=parts, is_error=is_error):
+                how = "was told of an error" if is_error else "was told"
+                told.append(f"[{author} {how}] {' '.join(part.text for part in parts)}")
+    return [TextBlock(text=text) for text in told or [f"[{author}] said nothing"]]
 
 
 class _View:

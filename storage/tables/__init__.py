@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from ..store import Record
-from .agents import Agent, Conversation, Ephemeral
+from .agents import Agent, Conversation, Ephemeral, Sharer
 from .contexts import Context
 from .kept import DeadLetter, Delivery, Quarantined, Reminder
 from .ownership import Changes, Mode, Owner, Process, Sequence, StoreMeta
@@ -31,6 +31,7 @@ TABLES: Final[dict[str, Table]] = {
         Table("modes", (str,), (Mode,)),
         Table("sequences", (str,), (Sequence,)),
         Table("agents", (str,), (Agent,)),
+        Table("sharers", (str, str), (Sharer,)),
         Table("conversations", (str, str), (Conversation,)),
         Table("ephemerals", (str,), (Ephemeral,)),
         Table("ids", (str, str), (MessageId,)),

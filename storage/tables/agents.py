@@ -36,6 +36,13 @@ class Conversation(Record, frozen=True, kw_only=True):
     opened_ms: Instant
 
 
+class Sharer(Record, frozen=True, kw_only=True):
+    """An agent that speaks in a slot of another name. Never deleted: its rows may be there."""
+
+    KIND = "sharer"
+    since_ms: Instant
+
+
 class Ephemeral(Record, frozen=True, kw_only=True):
     """An ephemeral run that has not ended; what a boot finds here, a death ended."""
 

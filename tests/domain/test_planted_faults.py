@@ -61,8 +61,8 @@ def reorder_the_blocks_of_what_joins(monkeypatch: pytest.MonkeyPatch) -> None:
     render_all, compiles = turn.render_all, TurnTask._compile
     compiling: list[bool] = []
 
-    def reorders(rows: Iterable[Any]) -> list[ProviderMessage]:
-        messages = render_all(rows)
+    def reorders(rows: Iterable[Any], voices: Any) -> list[ProviderMessage]:
+        messages = render_all(rows, voices)
         if compiling:
             return messages
         return [ProviderMessage(one.role, one.blocks[::-1]) for one in messages]
