@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .domain.fallback import FallbackChain, ModelChoice
     from .domain.imports import ImportedMessage, ImportRepair, ImportReport
     from .domain.mode import QuiesceReceipt, ResumeReceipt
+    from .domain.pairs import PairReceipt
     from .domain.policy import (
         Backoff,
         CallFailure,
@@ -100,6 +101,7 @@ __all__ = [
     "InboxRow",
     "ModelChoice",
     "Pacing",
+    "PairReceipt",
     "ProviderHold",
     "ProviderWait",
     "QuiesceReceipt",
@@ -177,6 +179,7 @@ _HOMES: Final = {
         "QuiesceReceipt",
         "ResumeReceipt",
     ),
+    ".domain.pairs": ("PairReceipt",),
     ".domain.policy": (
         "Backoff",
         "CallFailure",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ import trio
 
 from abeyance.actors.providers.port import ModelReply, ModelRequest
 from abeyance.storage.errors import StoreClosedError
+from abeyance.storage.tables.blocks import ToolUseBlock
 
 from .core import TrioFuture
 from .core.errors import AbeyanceError, ActorDeadError, MailboxClosedError, OutcomeUnknownError
@@ -19,12 +20,14 @@ from .domain.context import Summary
 from .domain.context_rows import read_summaries
 from .domain.drafts import Batch, Draft, read_history, read_message
 from .domain.errors import (
+    AdmissionClosedError,
     AgentEndedError,
     BatchTooLargeError,
     InboxFullError,
     InvalidInputError,
 )
-from .domain.ingress import Content, check_name, new_message_id
+from .domain.ingress import Content, check_name, new_message_id, read_blocks
+from .domain.pairs import PairReceipt, RunTool, StopTool
 from .domain.requesters import Door
 from .domain.slot_inbox import FINAL_STATES, read_receipt
 from .domain.slot_messages import (
@@ -447,6 +450,69 @@ class AgentHandle:
                 async for message in rows:
                     yield message
                     lifetime.check_open()
+
+    async def run_tool(
+        self,
+        name: str,
+        input: Mapping[str, Any] | None = None,  # noqa: A002 - the wire's own word.
+        *,
+        requester: str,
+        door: Door = "api",
+    ) -> PairReceipt:
+        """Run one of the agent's tools as if its model had called it. An operator's act.
+
+        It waits behind the turn that lives on the slot, and holds the slot from its call to its
+        result: no turn starts in between, and what is sent meanwhile lands behind. Call and result
+        stand side by side in the transcript, and wake nobody. A held turn stays held. Where the
+        process dies meanwhile the call is in doubt, and the next start settles it by the tool's
+        `in_doubt`.
+
+        A checkpoint. Cancelled: not run where it had not begun; else it comes to its end, and the
+        transcript tells. Durable: on return.
+
+        Args:
+            name: Of a tool that the agent was added with.
+            input: What the tool is called with, by name.
+            requester: Who asks, as it is recorded behind the door's name.
+            door: The way the request came; `api` asks the host's admin gate.
+        Raises:
+            InvalidInputError, InvalidMessageError: Names the argument; nothing was done.
+            NotPermittedError: The host's admin gate did not let it pass; nothing was done.
+            QuiescedError: The host is quiesced; nothing was done.
+            AskCycleError: Called from a tool whose turn it would wait for.
+            AdmissionClosedError: The agent was stopped or removed before it began.
+            NotStoredError: The call could not be stored; nothing was run.
+            AgentParkedError, AgentEndedError, OwnershipLostError, RuntimeClosedError: As for
+                `wait_idle`.
+        """
+        runtime, member = self._runtime, self._runtime._member(self.name)
+        by = runtime._permitted("run_tool", self.name, requester, door)
+        if not isinstance(name, str) or name not in member.settings.tools:
+            raise InvalidInputError("name", f"must be one of the agent's tools, not {name!r:.80}")
+        now_ms = runtime.clock.now_ms()
+        message = new_message_id(now_ms)
+        fields = {"type": "tool_use", "id": f"op-{message}", "name": name, "input": input or {}}
+        (call,) = read_blocks(fields, "tool")
+        assert isinstance(call, ToolUseBlock)
+        member.check_not_parked()
+        runtime._quiescence.check_serving()
+        receipt: PairReceipt | None = None
+        with runtime._rings.waiting(self.name):
+            try:
+                with member.parking.cut_off():
+                    receipt = await member.agent.ask(RunTool(call, message, by, now_ms))
+            except trio.Cancelled:
+                with suppress(ActorDeadError):
+                    member.agent.tell(StopTool(message))
+                raise
+            except ActorDeadError as error:
+                raise self._ended() from error
+            except AdmissionClosedError:
+                runtime._check_open()
+                raise
+        if receipt is None:
+            raise member.parked_error()
+        return receipt
 
     async def rewound(self) -> AsyncGenerator[TranscriptMessage, None]:
         """Yield the messages that rewinds took out of the transcript and that are still kept.

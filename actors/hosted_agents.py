@@ -5,7 +5,7 @@ Usable from any thread but the loop's, on which a call that blocks is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -152,6 +152,21 @@ class HostedAgent:
 
         found: list[TranscriptMessage] = self._host._call(read, True)
         return found
+
+    def run_tool(
+        self,
+        name: str,
+        input: Mapping[str, Any] | None = None,  # noqa: A002
+        *,
+        requester: str,
+        block: bool = True,
+    ) -> Any:
+        """Run one of the agent's tools for an operator. As `AgentHandle.run_tool`."""
+
+        async def run(runtime: Runtime) -> PairReceipt:
+            return await self._handle.run_tool(name, input, requester=requester)
+
+        return self._host._call(run, block)
 
     def rewound(self) -> list[TranscriptMessage]:
         """What rewinds took out of the transcript and is still kept. As `AgentHandle.rewound`."""

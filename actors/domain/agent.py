@@ -22,14 +22,15 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
 
 import trio
 
-from abeyance.actors.core import LATER, Answer, Reply, TrioActor
+from abeyance.actors.core import LATER, AbeyanceError, Answer, Reply, TrioActor
 from abeyance.storage.tables.slots import Turn
 
 from . import events
 from .alert_book import LookAtAgent
 from .context import Summary, WaitRecorded, WaitReleased
-from .errors import OwnershipLostError
+from .errors import AdmissionClosedError, OwnershipLostError, QuiescedError
 from .mode import EndTurns, HostMode, Quiesce, Quiesced, Resume
+from .pairs import Pairs, RunTool, StopTool
 from .persistence import PAUSE_MAX_S, may_land_later
 from .protocol import (
     AttachToWaits,
@@ -50,6 +51,7 @@ from .rewinding import REWOUND_MARKER, Rewinding
 from .slot_messages import (
     AttachAgent,
     NothingToDo,
+    ReadOpenPair,
     ReadOpenTurn,
     RewindSlot,
     StartTurn,
@@ -146,6 +148,15 @@ class Agent(TrioActor):
         self._stoppers: list[Reply] = []
         self._chosen: Summary | None = None
         self._rewinding = Rewinding(self._ask_slot, self._ends_turn)
+        self._pairs = Pairs(
+            settings,
+            seams,
+            self._ask_slot,
+            self._spawn_pair,
+            self._pairs_over,
+            self._refusal,
+            self._starts_none,
+        )
 
     @classmethod
     def make_kept(cls) -> AgentKept:
@@ -162,7 +173,9 @@ class Agent(TrioActor):
         self._tell_context(TurnOver())
         if self.kept.stopping:
             self._view.activity = "stopping"
+            self.ask(seams.slot, ReadOpenPair(name), tag=self._found_open_pair)
             return
+        self.ask(seams.slot, ReadOpenPair(name), tag=self._found_open_pair)
         self.ask(seams.slot, ReadOpenTurn(name), tag=self._found_open_turn)
 
     # -- messages ----------------------------------------------------------------------------
@@ -196,6 +209,8 @@ class Agent(TrioActor):
                 # Behind the cancellation: a turn that waits to be admitted ends as stopped.
                 self._seams.gate.tell(CloseAdmission())
                 self._withdraw_start()
+                self.kept.stopping = True
+                self._pairs.stop(running=True)
                 return self._stop_turns()
             case FinishTurns():
                 return self._stop_turns()
@@ -205,6 +220,16 @@ class Agent(TrioActor):
                 return self._end_turns()
             case Resume():
                 self._resume()
+            case RunTool():
+                if self._lost is not None:
+                    raise self._lost
+                refusal = self._refusal()
+                if refusal is not None:
+                    raise refusal
+                self._pairs.take(message, self.later())
+                return LATER
+            case StopTool(named):
+                self._pairs.withdraw(named)
             case RewindSlot() | UndoRewind():
                 if self._lost is not None:
                     raise self._lost
@@ -358,6 +383,7 @@ class Agent(TrioActor):
             reply.set_exception(error)
         self._idlers.clear()
         self._rewinding.fail(error)
+        self._pairs.fail(error)
         self._tell_stoppers()
         return True
 
@@ -470,7 +496,44 @@ class Agent(TrioActor):
             waits: Activity = "quiesced" if self._is_quiesced() else "resting"
             self._view.activity = "stopping" if self.kept.stopping else waits
         self._tell_idlers()
-        self._tell_stoppers()
+        if not self._lives():
+            self._tell_stoppers()
+
+    # -- operators' tool pairs ---------------------------------------------------------------
+
+    def _spawn_pair(
+        self, run: Callable[[Any], Any], start: Any, then: Callable[[Answer], None]
+    ) -> None:
+        self.pipe(run, start, tag=then)
+
+    def _found_open_pair(self, answer: Answer) -> None:
+        found = answer.unwrap()
+        if found is not None:
+            message, call = found
+            self._pairs.take(RunTool(call, message, "", self._seams.clock.now_ms()), None)
+
+    def _refusal(self) -> AbeyanceError | None:
+        """Why no tool is run for an operator now; None: it is."""
+        name = self._settings.name
+        if self.kept.stopping:
+            return AdmissionClosedError(
+                f"agent {name!r} starts nothing any more; the tool was not run; run it after the "
+                "next start",
+                agent=name,
+            )
+        if self._mode.is_quiesced:
+            reason = self._mode.record.reason
+            return QuiescedError(
+                f"the host is quiesced ({reason}) and runs no tool; nothing was done; resume it, "
+                "then ask again",
+                reason=reason,
+            )
+        return None
+
+    def _pairs_over(self) -> None:
+        if self._starts_none():
+            self._rest()
+        self._tell_idlers()
 
     # -- a host that is quiesced -------------------------------------------------------------
 
@@ -481,7 +544,8 @@ class Agent(TrioActor):
         return self.kept.stopping or self._is_quiesced()
 
     def _lives(self) -> bool:
-        return self._view.turn is not None or self._view.activity == "starting"
+        starts = self._view.turn is not None or self._view.activity == "starting"
+        return starts or self._pairs.lives
 
     def _drain(self) -> Any:
         """Start no more turns; one that lives may run to its end."""
@@ -489,6 +553,7 @@ class Agent(TrioActor):
             self._rest()
             return None
         self.kept.draining = True
+        self._pairs.stop(running=False)
         self._stoppers.append(self.later())
         return LATER
 
@@ -497,6 +562,7 @@ class Agent(TrioActor):
         if self._turn_scope is not None:
             self._turn_scope.cancel()
         self._withdraw_start()
+        self._pairs.stop(running=True)
         if not self._lives():
             self._rest()
             return None
@@ -539,6 +605,8 @@ class Agent(TrioActor):
     # -- who waits for this agent ------------------------------------------------------------
 
     def _is_idle(self) -> bool:
+        if self._pairs.lives:
+            return False
         if self._view.activity == "held":
             ends_ms = None if self._view.held is None else self._view.held.deadline_ms
             over = ends_ms is not None and ends_ms <= self._seams.clock.now_ms()

@@ -73,9 +73,11 @@ from .slot_messages import (
     CheckRewind,
     CloseGap,
     Dispose,
+    EndPair,
     EndTurn,
     HoldTurn,
     NothingToDo,
+    ReadOpenPair,
     ReadOpenTurn,
     Receipt,
     RecordRound,
@@ -83,13 +85,16 @@ from .slot_messages import (
     Rewake,
     RewindReceipt,
     RewindSlot,
+    StartPair,
     StartTurn,
     TurnStart,
     TurnWithdrawn,
     UndoRewind,
+    WithdrawPair,
     WithdrawStart,
     Woken,
 )
+from .slot_pairs import is_pair, is_start, open_pair, pair_is_done, plan_pair, plan_pair_end
 from .slot_poison import REFUSALS_MAX, culprit, named, plan_give_up
 from .slot_rewind import (
     check_rewind,
@@ -270,6 +275,19 @@ class Slot(TrioActor):
                 if self._reborn and has_done(self._book, message):
                     return self._recorded(message)
                 return self._take_in(message)
+            case StartPair():
+                return self._take_in(message)
+            case EndPair():
+                if self._reborn and pair_is_done(self._book, message):
+                    return None
+                return self._take_in(message)
+            case WithdrawPair(_, named):
+                for act in [act for act in self._starts if is_pair(act.message, named)]:
+                    self._starts.remove(act)
+                    act.set(NothingToDo())
+                return None
+            case ReadOpenPair(agent):
+                return open_pair(self._book, agent)
             case RewindSlot() | UndoRewind():
                 return self._rewind(message)
             case BeginFork():
@@ -414,7 +432,7 @@ class Slot(TrioActor):
 
     def _withdraw(self, agent: str) -> None:
         """Take back a start that waits for the lease; its wakes stay."""
-        for waiting in [act for act in self._starts if act.message.agent == agent]:
+        for waiting in [act for act in self._starts if is_start(act.message, agent)]:
             self._starts.remove(waiting)
             waiting.set(NothingToDo())
 
@@ -440,7 +458,7 @@ class Slot(TrioActor):
             # Before whatever may end the turn that answered them.
             self._plan_requests(book.forget_answered(self._chain))
         try:
-            if isinstance(message, StartTurn) and self._must_wait(message.agent):
+            if self._must_wait(message):
                 self._starts.append(act)
                 return
             plan = self._plan_of(act)
@@ -461,9 +479,15 @@ class Slot(TrioActor):
         self._acts.append(act)
         self._plan_requests(plan.requests, act)
 
-    def _must_wait(self, agent: str) -> bool:
-        lease = self._book.lease
-        return lease.agent not in (None, agent) and self._book.has_work(agent)
+    def _must_wait(self, message: Any) -> bool:
+        """Whether somebody else has the lease: another agent, or an operator's pair."""
+        book, holder = self._book, self._book.lease.agent
+        if isinstance(message, StartTurn):
+            others = holder is not None and (holder != message.agent or holder in book.pairs)
+            return others and book.has_work(message.agent)
+        if isinstance(message, StartPair):
+            return holder is not None and not (holder == message.agent and holder in book.pairs)
+        return False
 
     def _plan_of(self, act: _Act) -> Plan:
         book, chain, message = self._book, self._chain, act.message
@@ -491,6 +515,10 @@ class Slot(TrioActor):
                 return plan_hold(book, message, chain)
             case EndTurn():
                 return plan_end(book, message, chain)
+            case StartPair():
+                return plan_pair(book, message, chain)
+            case EndPair():
+                return plan_pair_end(book, message, chain)
             case RewindSlot():
                 requests, receipt = plan_rewind(book, message, chain)
                 return Plan(requests, len(requests), receipt)

@@ -120,6 +120,7 @@ class SlotBook:
         self.answered: list[tuple[str, int]] = []
         self.heads: dict[str, Counted] = {}
         self.turns: dict[str, Counted] = {}
+        self.pairs: dict[str, Counted] = {}
         self.ranges: list[list[int]] = []
         self._reach = 0
         self.carried: Carried | None = None
@@ -226,6 +227,8 @@ class SlotBook:
             # Deleting them was cut from the commit that answered them, and may not have followed.
             left = [entry for entry in turn.record.answers if wakes.pop(entry, None) is not None]
             self.answered += [(agent, entry) for entry in left]
+        if head.record.open_pair is not None:
+            self.pairs[agent] = Counted.read(self.store, "turns", (agent, head.record.open_pair))
         self.wakes[agent], self.heads[agent] = wakes, head
 
     def has_work(self, agent: str) -> bool:

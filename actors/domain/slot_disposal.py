@@ -26,7 +26,8 @@ from .archive_book import pack_message
 from .context_rows import kept_places
 from .ingress import clean_text
 from .slot_book import OPS_RESERVE, Draft, SlotBook
-from .slot_messages import Dispose, Disposed, EndTurn, again_message, again_wake
+from .slot_messages import Dispose, Disposed, EndPair, EndTurn, again_message, again_wake
+from .slot_pairs import plan_pair_end
 from .slot_rows import read_body, read_content, read_rows
 from .slot_turns import Plan, plan_end
 
@@ -66,7 +67,9 @@ def _plan_dispose(book: SlotBook, dispose: Dispose, chain: Chain) -> Plan:
     is_cut_off = book.is_leased and book.lease.agent == agent
     lands = dispose.land or is_cut_off
     letters = [*_unanswered(book, dispose), *_wakes(book, dispose, lands=lands)]
-    if is_cut_off:
+    if is_cut_off and agent in book.pairs:
+        requests += plan_pair_end(book, _pair_cut_off(book, dispose), chain).requests
+    elif is_cut_off:
         # Its task is gone without an end: its group was parked.
         requests += plan_end(book, _cut_off(book, dispose), chain).requests
     elif dispose.land:
@@ -110,6 +113,12 @@ def _cut_off(book: SlotBook, dispose: Dispose) -> EndTurn:
         at_ms=dispose.at_ms,
         give_back=False,
     )
+
+
+def _pair_cut_off(book: SlotBook, dispose: Dispose) -> EndPair:
+    lease = book.lease
+    assert lease.turn is not None
+    return EndPair(dispose.agent, lease.turn, lease.token, "cancelled", (), dispose.at_ms)
 
 
 def _marker(dispose: Dispose) -> str:

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from abeyance.storage.store import Value
-from abeyance.storage.tables.blocks import Block, ToolResultBlock
+from abeyance.storage.tables.blocks import Block, ToolResultBlock, ToolUseBlock
 from abeyance.storage.tables.slots import Entry, Held
 
 
@@ -256,6 +256,57 @@ class EndTurn(NamedTuple):
     """Stop and quiesce give the turn's wakes back as one; the next start runs one fresh turn."""
     rewind: RewindSlot | None = None
     """Rewind the slot in the same commit, before the inbox lands. Answers its receipt."""
+
+
+class StartPair(NamedTuple):
+    """Ask: the lease for an operator's tool pair, and its call's row. Answers a `PairStart` once
+    the lease is free, `NothingToDo` where it was withdrawn, or `Quiesced`.
+
+    The same for one that is open: it is taken up again.
+    """
+
+    agent: str
+    call: ToolUseBlock
+    message: str
+    """The id of the call's row, which tells the pair."""
+    by: str
+    model: str
+    at_ms: int
+
+
+class PairStart(NamedTuple):
+    """A granted lease for a pair; or what is known of one that is over."""
+
+    agent: str
+    turn: int
+    token: int
+    call: ToolUseBlock
+    attempts: int
+    is_over: bool = False
+
+
+class WithdrawPair(NamedTuple):
+    """Tell: a pair that waits for the lease is not wanted any more."""
+
+    agent: str
+    message: str
+
+
+class EndPair(NamedTuple):
+    """Ask: the result beside its call, and the end of the lease."""
+
+    agent: str
+    turn: int
+    token: int
+    state: Literal["done", "cancelled"]
+    results: tuple[ToolResultBlock, ...]
+    at_ms: int
+
+
+class ReadOpenPair(NamedTuple):
+    """Ask: the agent's open pair. Answers the id of its call's row with the call, or None."""
+
+    agent: str
 
 
 AgentKind: TypeAlias = Literal["resident", "conversation", "ephemeral"]

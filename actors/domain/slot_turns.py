@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from abeyance.storage.store import Chain, Delete, Request, Value
 from abeyance.storage.tables.blocks import TextBlock, ToolResultBlock, ToolUseBlock
-from abeyance.storage.tables.slots import Carried, Head, Turn, Wake
+from abeyance.storage.tables.slots import Carried, Turn, Wake
 
 from .errors import LeaseLostError
 from .mode import Quiesced, read_mode
@@ -129,7 +129,9 @@ def _open(
         return row, running, unreadable
     head = book.heads[agent]
     number = head.record.last_turn + 1
-    draft.put_counted("heads", (agent,), head, Head(last_turn=number, open_turn=number))
+    draft.put_counted(
+        "heads", (agent,), head, replace(head.record, last_turn=number, open_turn=number)
+    )
     row = book.turns[agent] = Counted(None, 0)
     fresh = Turn(
         slot=book.slot,
@@ -207,7 +209,7 @@ def plan_boundary(book: SlotBook, close: CloseGap, chain: Chain, *, inject: bool
         raise _out_of_turn(close, f"round {close.round} has no open tool gap")
     content = book.encode_content(close.results)
     draft, first = Draft(), book.seq_next
-    _place_results(book, draft, close.agent, close.message, content, close.at_ms)
+    place_results(book, draft, close.agent, close.message, content, close.at_ms)
     moved = book.prefix(injectable=True) if inject else []
     wakes = book.wakes[close.agent]
     answered = [entry for entry in moved if entry in wakes]
@@ -236,7 +238,7 @@ def plan_hold(book: SlotBook, hold: HoldTurn, chain: Chain) -> Plan:
     book.sent(draft, hold.sent)
     record = replace(turn.record, state="held", held=hold.held, failures=hold.failures)
     draft.put_counted("turns", (hold.agent, hold.turn), turn, record)
-    return _free(book, draft, chain)
+    return free(book, draft, chain)
 
 
 def plan_end(book: SlotBook, end: EndTurn, chain: Chain) -> Plan:
@@ -252,7 +254,7 @@ def plan_end(book: SlotBook, end: EndTurn, chain: Chain) -> Plan:
     book.sent(draft, end.sent)
     if results is not None:
         message = f"results-{end.turn}-{end.token}"
-        _place_results(book, draft, end.agent, message, results, end.at_ms)
+        place_results(book, draft, end.agent, message, results, end.at_ms)
     if marker is not None:
         message = f"marker-{end.turn}-{end.token}"
         book.place(draft, message, end.agent, "marker", marker, at_ms=end.at_ms)
@@ -305,10 +307,10 @@ def _finish(
     draft.put_counted("turns", (agent, book.lease.turn), turn, record)
     draft.put_counted("heads", (agent,), head, replace(head.record, open_turn=None))
     del book.turns[agent]
-    return _free(book, draft, chain)
+    return free(book, draft, chain)
 
 
-def _free(book: SlotBook, draft: Draft, chain: Chain) -> Plan:
+def free(book: SlotBook, draft: Draft, chain: Chain) -> Plan:
     """Give the lease back; what waits in the inbox lands behind the turn's last row."""
     book.write_lease(draft, agent=None, turn=None, gap=None)
     book.move(draft, book.prefix(reserve=len(draft.puts)))
@@ -335,7 +337,7 @@ def _out_of_turn(message: RecordRound | CloseGap | HoldTurn, why: str) -> LeaseL
     )
 
 
-def _place_results(
+def place_results(
     book: SlotBook, draft: Draft, agent: str, message: str, content: Value, at_ms: int
 ) -> None:
     gap = book.lease.gap

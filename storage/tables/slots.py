@@ -176,6 +176,8 @@ class Head(Record, frozen=True, kw_only=True):
     KIND = "head"
     last_turn: Seq
     open_turn: Seq | None = None
+    open_pair: Seq | None = None
+    """An operator's tool pair that has its call and not its result."""
 
 
 class Arrival(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -204,6 +206,8 @@ class Turn(Record, frozen=True, kw_only=True):
     model: Name
     injects: bool | None = None
     """Whether its adapter carries messages into the live turn."""
+    pair: Name | None = None
+    """No turn but an operator's tool pair: the id of its call's row. It asks no model."""
     answers: tuple[Seq, ...] = ()
     """Entries of the wakes this turn answers."""
     arrivals: tuple[Arrival, ...] = ()
