@@ -17,6 +17,7 @@ from .domain.context import Summary
 from .domain.drafts import Draft
 from .domain.errors import RuntimeClosedError
 from .domain.ingress import Content
+from .domain.pairs import PairReceipt
 from .domain.slot_messages import Receipt, RewindReceipt
 from .domain.transcript import After, TranscriptMessage
 from .handle import AgentHandle
