@@ -39,6 +39,7 @@ from .world import World, shown, until
 
 HERE = {
     *("account_waits", "overrides", "alerted", "alerts_owed", "inbox", "conversations"),
+    "sharers",
     *("ephemerals", "meta", "processes", "sequences", "changes"),
 }
 ELSEWHERE = {
@@ -268,6 +269,25 @@ async def test_a_bad_row_of_a_run_that_a_death_cut_off_is_closed_all_the_same(
     async with world.open():
         await until(lambda: not list(world.runtime._store.scan("ephemerals")))
         await runs(await world.add([reply("one")]), "one")
+
+
+@each_damage
+async def test_a_bad_row_of_who_shares_a_slot_keeps_nobody_from_it(
+    world: World, virtual_time: MockClock, how: str
+) -> None:
+    async def both(*said: str) -> list[Any]:
+        return [
+            await world.add([reply(text)], name, slot="room")
+            for name, text in zip(("ana", "bo"), said, strict=True)
+        ]
+
+    async with world.open():
+        for agent, says in zip(await both("one", "two"), ("one", "two"), strict=True):
+            await runs(agent, says)
+    damage(world.directory, world.clock, "sharers", ("room", "ana"), how)
+    async with world.open():
+        for agent, says in zip(await both("three", "four"), ("three", "four"), strict=True):
+            await runs(agent, says)
 
 
 @pytest.mark.parametrize("table", ["processes", "changes"])

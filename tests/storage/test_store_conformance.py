@@ -30,7 +30,7 @@ from abeyance.storage.store import (
     Value,
 )
 from abeyance.storage.tables import TABLES
-from abeyance.storage.tables.agents import Agent, Conversation, Ephemeral
+from abeyance.storage.tables.agents import Agent, Conversation, Ephemeral, Sharer
 from abeyance.storage.tables.blocks import (
     TextBlock,
     ThinkingBlock,
@@ -80,6 +80,7 @@ from abeyance.storage.tables.waits import (
 A, B = ("ana", 1), ("ana", 2)
 
 RECORDS = {
+    "sharers": Sharer(since_ms=1),
     "agents": Agent(kind="resident", slot="s", provider="p", model="m", created_ms=1),
     "conversations": Conversation(agent="a.1", base_seq=4, state="open", opened_ms=1),
     "ephemerals": Ephemeral(started_ms=1),
