@@ -489,7 +489,7 @@ def test_start_and_end_are_logged_as_debug_and_nothing_higher(desk_class, caplog
         assert f"{word} {ref}" in told
 
 
-@pytest.mark.parametrize("package", ["pykka", "abeyance.actors"])
+@pytest.mark.parametrize("package", ["pykka", "abeyance.actors.core"])
 def test_import_sets_no_logging_up_and_a_warning_is_not_printed_unless_somebody_asks(package):
     code = (
         f"import logging, {package}; name = '{package}'.split('.')[0];"
