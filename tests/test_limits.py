@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from abeyance.actors import CompactingContext, Pacing
-from abeyance.actors.domain import alerts, compacting, context_keeper, limits, policy
+from abeyance.actors.domain import alert_posts, compacting, context_keeper, limits, policy
 from abeyance.actors.domain.call import RETRY_IN_TURN_S_MAX
 from abeyance.actors.providers import AnthropicProvider
 
@@ -70,11 +70,11 @@ def test_published_numbers_of_failed_calls_are_the_programs() -> None:
 
 
 def test_published_bounds_of_sinks_are_the_programs() -> None:
-    assert f"{alerts.ATTEMPT_S_MAX:g} s an attempt" in SEMANTICS
+    assert f"{alert_posts.ATTEMPT_S_MAX:g} s an attempt" in SEMANTICS
     assert "eight attempts" in SEMANTICS
-    assert len(alerts.PAUSES_S) + 1 == 8
-    assert 13 * 60 < sum(alerts.PAUSES_S) < 17 * 60
-    assert f"At most {alerts.OWED_MAX:,} alerts wait" in SEMANTICS
+    assert len(alert_posts.PAUSES_S) + 1 == 8
+    assert 13 * 60 < sum(alert_posts.PAUSES_S) < 17 * 60
+    assert f"At most {alert_posts.OWED_MAX:,} alerts wait" in SEMANTICS
 
 
 def test_published_numbers_of_contexts_are_the_programs() -> None:

@@ -63,6 +63,7 @@ async def test_each_actor_of_a_runtime_has_the_role_the_table_knows(
             "archive": "archive",
             "ledger": "ledger",
             "reminders": "reminders",
+            "runs": "runs",
             "alerts": "alerts",
             "alarm": "alarm",
             "slot:ana": "slot",

@@ -412,7 +412,7 @@ async def test_a_slot_whose_agent_was_disposed_of_takes_no_batch() -> None:
     async with open_room(new_store()) as room:
         await room.slot.ask(accept("go"))
         assert isinstance(await room.slot.ask(start()), TurnStart)
-        room.slot._cell.kept.ended = True
+        room.slot._cell.kept.ended.add("ana")
         with pytest.raises(AgentEndedError):
             await room.slot.ask(many("a"))
 

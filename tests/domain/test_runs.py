@@ -622,8 +622,7 @@ async def test_run_that_is_suspended_executes_nothing_more_of_its_body(
         effects.raising["call"] = [wall(world.clock.now_ms() + HOUR)]
         run = await runtime.start_run("report:1", "report")
         await until(lambda: run.status().state == "waiting_for_capacity")
-        await settled()
-        assert refused == [run.id]
+        await until(lambda: refused == [run.id])
         assert effects.log == []
         assert (await run.wait()).state == "completed"
     assert effects.log == ["call", "clean up"]
