@@ -16,12 +16,12 @@ import trio
 from msgspec.structs import replace
 
 from abeyance.storage.ownership import Ownership
-from abeyance.storage.store import Guard, NotStored, Put, Refused, Row, Store
+from abeyance.storage.store import Guard, Put, Refused, Row, Store
 from abeyance.storage.tables.runs import Choice, Run, RunItem, RunTransition
 
 from .core import TrioActorRef
 from .core.clock import Clock
-from .domain.errors import QuiescedError, not_stored
+from .domain.errors import QuiescedError
 from .domain.ingress import check_name
 from .domain.mode import HostMode
 from .domain.run_errors import (
@@ -252,14 +252,15 @@ class Workflows:
                 self._mode.stored.guard,
             )
             self._kept.coming.add(run)
-            with trio.CancelScope(shield=True):
-                outcome = await self._journal.ask(request)
+            try:
+                with trio.CancelScope(shield=True):
+                    outcome = await self._journal.ask(request)
+            except BaseException:
+                self._kept.coming.discard(run)
+                raise
             if isinstance(outcome, Refused):
                 self._kept.coming.discard(run)
                 continue  # Somebody else started one of this key.
-            if isinstance(outcome, NotStored):
-                self._kept.coming.discard(run)
-                raise not_stored(outcome)
             self._runs.tell(Begin(run))
             self._tell_of(run, "running")
             return RunHandle(self, run)
@@ -349,8 +350,12 @@ class Workflows:
         return self._receipt(run, claim, begin=True)
 
     def _doubtful(self, run: RunId) -> tuple[int, Row] | None:
-        """The item that was running when its process died: the last one, where it is `started`."""
-        for key, row in self._store.scan("run_items", run.row, reverse=True, limit=1):
+        """The first item that is `started` and no more; a life cannot go past it.
+
+        It is the last one where a process died; one that the workflow itself cut off, by a time
+        limit of its own, has others behind it.
+        """
+        for key, row in self._store.scan("run_items", run.row):
             if isinstance(row, Row) and row.record.state == "started":
                 return int(key[2]), row
         return None

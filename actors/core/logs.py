@@ -55,7 +55,7 @@ class Log:
         Args:
             text: The message, with a placeholder for each value.
             values: Anything: what they print as is made one line.
-            about: `actor`, `agent` and `turn`, where known; `exc_info`; `stacklevel`.
+            about: `actor`, `agent`, `run` and `turn`, where known; `exc_info`; `stacklevel`.
         """
         self._log(logging.ERROR, text, values, **about)
 
@@ -71,6 +71,7 @@ class Log:
         *,
         actor: str | None = None,
         agent: str | None = None,
+        run: str | None = None,
         turn: int | None = None,
         exc_info: Any = None,
         stacklevel: int = 1,
@@ -79,6 +80,7 @@ class Log:
             about = {
                 "actor": None if actor is None else one_line(actor),
                 "agent": None if agent is None else one_line(agent),
+                "run": None if run is None else one_line(run),
                 "turn": turn,
             }
             lines = [value if isinstance(value, int) else _Line(value) for value in values]

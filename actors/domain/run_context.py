@@ -168,6 +168,11 @@ class Life:
         if self.quiet.is_set():
             self.scope.cancel()
 
+    @property
+    def is_put_down(self) -> bool:
+        """Whether this life was cut off and its run goes on in another."""
+        return self.outcome is None and self.scope.cancel_called
+
     def check_goes_on(self) -> None:
         if self.outcome is not None:
             raise run_ended(str(self.run))
@@ -245,8 +250,9 @@ class RunContext:
             InvalidRunError, InvalidNameError: The id or the total is malformed.
         """
         name = check_step_id(id)
-        if total is not None and (isinstance(total, bool) or not isinstance(total, int)):
-            raise InvalidRunError("total", "must be a whole number, or None")
+        whole = isinstance(total, int) and not isinstance(total, bool)
+        if total is not None and not (whole and 0 <= total < 2**63):
+            raise InvalidRunError("total", "must be a whole number from 0, or None")
         self._stack.append(name)
         self._totals.append(total)
         try:
@@ -415,6 +421,9 @@ class RunContext:
 
     async def _failed(self, path: str, ordinal: int, row: Row, failure: BaseException) -> Any:
         life = self._life
+        if life.is_put_down:
+            # What it raised as it was cut off is no outcome: it stays in doubt.
+            return await life.park()
         item: RunItem = row.record
         now_ms = life.clock.now_ms()
         suspension = wall_of(failure, life, path, ordinal, self._total())

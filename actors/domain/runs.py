@@ -460,7 +460,7 @@ class Runs(TrioActor):
         await self._end(life, "completed", result=packed)
 
     async def _failed(self, life: Life, error: BaseException) -> None:
-        if life.outcome is not None or isinstance(error, RunEndedError):
+        if life.outcome is not None or life.is_put_down or isinstance(error, RunEndedError):
             return
         wall = None
         if not isinstance(error, StepFailedError | InvalidRunError):

@@ -55,6 +55,7 @@ async def test_bad_row_of_a_run_holds_that_run_alone(
             await runtime.start_run("ana", "two")
         with pytest.raises(UnreadableRecordError):
             await runtime.resume_run("ana", requester="ops")
+        assert world.ref("runs")._cell.incarnation == 1
     assert waiting_two.log == ["before ana", "before bo", "bo"]
 
 
@@ -77,6 +78,7 @@ async def test_bad_row_of_a_key_starts_no_other_run_of_it(
         assert runtime.run("ana@1").state == expected
         again = await runtime.start_run("bo", "two")
         assert (await again.wait()).state == "completed"
+        assert world.ref("runs")._cell.incarnation == 1
     assert waiting_two.log.count("ana") == waiting_two.log.count("before ana") == 1
 
 

@@ -826,6 +826,70 @@ async def test_stop_lets_what_runs_be_recorded_and_the_next_start_goes_on_behind
     assert effects.log == ALL
 
 
+async def test_item_that_raises_as_a_stop_cuts_it_off_is_in_doubt_and_has_not_failed(
+    world: World, virtual_time: MockClock
+) -> None:
+    begun = []
+
+    async def act() -> str:
+        begun.append(len(begun))
+        try:
+            await trio.sleep(0 if begun[1:] else 3_600)
+        finally:
+            if not begun[1:]:
+                raise OSError("the cleaning up failed")
+        return "acted"
+
+    async def body(run: RunContext, params: Any) -> Any:
+        return await run.do("act", act, in_doubt="retry")
+
+    async with world.open() as runtime:
+        runtime.add_workflow("report", body)
+        await runtime.start_run("k", "report")
+        await until(lambda: begun == [0])
+    async with world.open() as runtime:
+        runtime.add_workflow("report", body)
+        await until(lambda: runtime.run("k").ended)
+        assert (runtime.run("k").state, runtime.run("k").result) == ("completed", "acted")
+
+
+async def test_item_that_its_workflow_cut_off_can_be_settled_though_others_are_behind_it(
+    world: World, virtual_time: MockClock
+) -> None:
+    effects = Effects()
+
+    async def body(run: RunContext, params: Any) -> Any:
+        with trio.move_on_after(1):
+            await run.do("slow", trio.sleep, 60)
+        return await run.do("call", effects, "call")
+
+    async with world.open() as runtime:
+        runtime.add_workflow("report", body)
+        effects.raising["call"] = [wall(None)]
+        run = await runtime.start_run("k", "report")
+        await comes(lambda: run.status().state == "waiting_for_capacity_unknown")
+        await runtime.resume_run("k", requester="ops")
+        await comes(lambda: run.status().state == "recovery_required")
+        assert "'slow'" in run.status().reason
+        await runtime.resume_run("k", requester="ops", in_doubt="done")
+        assert (await run.wait()).state == "completed"
+    assert effects.log == ["call"]
+
+
+@pytest.mark.parametrize("total", [-1, True, 1.5, 2**63])
+async def test_malformed_total_of_a_step_is_refused(
+    world: World, virtual_time: MockClock, total: Any
+) -> None:
+    async def body(run: RunContext, params: Any) -> Any:
+        with run.step("publish", total=total):
+            raise AssertionError("it was taken")
+
+    async with world.open() as runtime:
+        runtime.add_workflow("report", body)
+        run = await runtime.start_run("k", "report")
+        assert "total" in (await run.wait()).reason
+
+
 async def release_soon(event: trio.Event) -> None:
     await trio.sleep(2)
     event.set()
