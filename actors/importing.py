@@ -62,6 +62,8 @@ async def import_file(
 async def _takeable(runtime: Runtime, plan: ImportPlan) -> ImportPlan:
     """What of a plan can be accepted here; the rest is refused, before anything is accepted."""
     entries, repairs = list[ImportedEntry](), list(plan.repairs)
+    taken: dict[tuple[str, str], str] = {}
+    """Whose each id of a slot is: agents that share one have their ids in common."""
     for count, entry in enumerate(plan.entries):
         if count % READ_SLICE == 0:
             await trio.lowlevel.checkpoint()
@@ -73,6 +75,8 @@ async def _takeable(runtime: Runtime, plan: ImportPlan) -> ImportPlan:
             known = runtime._store.get("ids", (member.slot_name, accept.message))
             if known is not None and known.record.body_crc != accept.body_crc:
                 problem = "its id is used for other content here"
+            elif taken.setdefault((member.slot_name, accept.message), accept.agent) != accept.agent:
+                problem = "its id is used by an entry for another agent of the same slot"
         if problem is None:
             entries.append(entry)
         else:

@@ -156,7 +156,8 @@ class RunVerbs:
         """End a run for good. What of it runs is cut off; nothing takes it up, no finaliser runs.
 
         A checkpoint. Cancelled: it may have been ended; its status tells.
-        Durable: on return, and then nothing of it runs here.
+        Durable: on return, and then nothing of it runs here but a sync function's thread, which
+        cannot be ended; what that comes to is not recorded.
 
         Raises:
             InvalidRunError, InvalidInputError: Names the field; nothing was done.

@@ -305,6 +305,10 @@ class Workflows:
         if in_doubt not in (None, "retry", "done"):
             raise InvalidRunError("in_doubt", "must be 'retry' or 'done'")
         packed = pack_plain(result, "result") if in_doubt == "done" else None
+        if record.state in LIVE and run in self._kept.given_up:
+            # Its row says that it is live, and nothing here executes it.
+            self._runs.tell(Begin(run))
+            return RunReceipt(id=str(run), state=record.state, changed=True)
 
         def decide(record: Run) -> Run | None:
             if record.state not in (*WAITING, "recovery_required"):

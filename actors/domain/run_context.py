@@ -35,11 +35,13 @@ from abeyance.actors.providers.capacity import (
 from abeyance.storage.crashpoints import crashpoint, declare
 from abeyance.storage.errors import UnreadableRecordError
 from abeyance.storage.store import Committed, Guard, Put, Refused, Request, Row, Store
+from abeyance.storage.tables.fields import NAME_BYTES_MAX
 from abeyance.storage.tables.runs import Choice, Run, RunItem, Suspension
 
 from .errors import CallDeferredError, RunExhaustedError
 from .fallback import ModelChoice
 from .foreign import failure_of, told
+from .ingress import clean_text
 from .mode import HostMode
 from .persistence import until_stored
 from .run_errors import InvalidRunError, RunEndedError, StepFailedError, run_ended
@@ -505,6 +507,9 @@ async def suspend(
     if moved:
         crashpoint("run.after_suspended")
         life.end(record.state)
+    elif moved is None and (row := life.store.get("runs", life.run.row)) and row.record == record:
+        # The last of the asks was stored as the time ran out.
+        life.end(record.state)
     elif moved is None:
         life.fail(
             f"it met exhausted capacity ({suspension.failure}), and that could not be recorded "
@@ -512,6 +517,11 @@ async def suspend(
         )
     else:
         life.end("lost")
+
+
+def named(text: str | None) -> str | None:
+    """A name as a row holds it: a host makes the fact, and nothing has looked at it yet."""
+    return clean_text(text, NAME_BYTES_MAX) or None if text else None
 
 
 def _is_async(function: Callable[[], Any]) -> bool:
@@ -543,9 +553,9 @@ def wall_of(
     if exhausted is not None:
         first = exhausted.first
         return Suspension(
-            provider=first.provider,
-            model=first.model,
-            window=first.window,
+            provider=named(first.provider),
+            model=named(first.model),
+            window=named(first.window),
             retry_at_ms=exhausted.retry_at_ms,
             resume_after_ms=resume_after(exhausted.retry_at_ms, life.buffer_ms),
             told_by=first.told_by,
@@ -560,7 +570,7 @@ def wall_of(
         # Stated to the millisecond, and the gate asks again: no boundary to stay clear of.
         quota = ended.cause == "quota"
         return Suspension(
-            model=ended.model,
+            model=named(ended.model),
             retry_at_ms=ended.deadline_ms,
             resume_after_ms=resume_after(ended.deadline_ms, life.buffer_ms if quota else 0),
             told_by=None if ended.deadline_ms is None else "wait",
@@ -570,7 +580,7 @@ def wall_of(
     if fact is None or fact.missing:
         return None
     return Suspension(
-        window=fact.window,
+        window=named(fact.window),
         retry_at_ms=fact.retry_at_ms,
         resume_after_ms=resume_after(fact.retry_at_ms, life.buffer_ms),
         told_by=fact.told_by,

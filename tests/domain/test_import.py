@@ -394,6 +394,21 @@ async def test_entries_of_several_agents_are_each_in_order_and_those_that_ask_ge
         assert await shown(bo) == ["user: bo2", "user: bo1", "user: bo0", "assistant: heard"]
 
 
+async def test_an_id_that_two_agents_of_one_slot_use_is_the_firsts_and_the_other_is_named(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open() as runtime:
+        ana = await world.add([], slot="room")
+        await world.add([], "bo", slot="room")
+        lines = [entry(name, id="m1", target=name, wake=False) for name in ("ana", "bo")]
+        report = await runtime.import_deferred(stream(*lines))
+        assert len(report.messages) == 1
+        ((kind, place, id_),) = repairs(report)
+        assert (kind, place, id_) == ("refused", 1, "m1")
+        assert await shown(ana) == ["user: ana"]
+        assert (await ana.receipt("m1")).state == "stored"
+
+
 def test_a_threaded_host_imports_a_file(tmp_path: Path) -> None:
     path = tmp_path / "queue.json"
     path.write_text(document(entry("a", id="1"), None))

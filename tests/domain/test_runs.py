@@ -876,6 +876,20 @@ async def test_item_that_its_workflow_cut_off_can_be_settled_though_others_are_b
     assert effects.log == ["call"]
 
 
+async def test_wall_of_a_window_whose_name_is_too_long_is_recorded_all_the_same(
+    world: World, virtual_time: MockClock
+) -> None:
+    effects = Effects()
+    async with world.open() as runtime:
+        runtime.add_workflow("report", five(effects))
+        effects.raising["b"] = [wall(world.clock.now_ms() + HOUR, "w" * 500)]
+        run = await runtime.start_run("report:1", "report")
+        await until(lambda: run.status().state == "waiting_for_capacity")
+        assert run.status().window is not None
+        assert (await run.wait()).state == "completed"
+    assert effects.log == ALL
+
+
 @pytest.mark.parametrize("total", [-1, True, 1.5, 2**63])
 async def test_malformed_total_of_a_step_is_refused(
     world: World, virtual_time: MockClock, total: Any
