@@ -64,10 +64,11 @@ if TYPE_CHECKING:
     from .handle import AgentHandle
     from .hosted import HostedRuntime
     from .hosted_agents import HostedAgent
+    from .hosted_runs import HostedRun
     from .opening import open_runtime
     from .runtime import Runtime
     from .status import AgentStatus, RuntimeStatus
-    from .workflows import RunHandle, RunReceipt, RunStatus
+    from .workflows import RunHandle, RunReceipt, RunStatus, RunStep, RunStepped
 
 __all__ = [
     "LATER",
@@ -93,6 +94,7 @@ __all__ = [
     "GiveUp",
     "Happened",
     "HostedAgent",
+    "HostedRun",
     "HostedRuntime",
     "HostedSystem",
     "ImportRepair",
@@ -117,6 +119,8 @@ __all__ = [
     "RunReceipt",
     "RunStateError",
     "RunStatus",
+    "RunStep",
+    "RunStepped",
     "Runtime",
     "RuntimeStatus",
     "StepContext",
@@ -219,6 +223,7 @@ _HOMES: Final = {
     ".handle": ("AgentHandle",),
     ".hosted": ("HostedRuntime",),
     ".hosted_agents": ("HostedAgent",),
+    ".hosted_runs": ("HostedRun",),
     ".opening": ("open_runtime",),
     ".runtime": ("Runtime",),
     ".status": (
@@ -229,6 +234,8 @@ _HOMES: Final = {
         "RunHandle",
         "RunReceipt",
         "RunStatus",
+        "RunStep",
+        "RunStepped",
     ),
 }
 _HOME: Final = {name: home for home, names in _HOMES.items() for name in names}

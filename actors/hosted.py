@@ -33,12 +33,13 @@ from .domain.slot_inbox import InboxRow
 from .domain.spec import AgentSpec
 from .domain.wait_book import ProviderWait
 from .hosted_agents import HostedAgent, HostedConversation, refuse_on_loop
+from .hosted_runs import HostedRunVerbs
 from .opening import StoreFaults, open_runtime
 from .runtime import EVERY_MODEL, Runtime
 from .status import AgentHealth, RuntimeStatus
 
 
-class HostedRuntime:
+class HostedRuntime(HostedRunVerbs):
     """`with HostedRuntime("state/") as host:` opens a runtime in a thread named `abeyance-runtime`.
 
     While it is open it is also the system that `TrioActor.start()` uses from any thread.

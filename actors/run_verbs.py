@@ -172,6 +172,21 @@ class RunVerbs:
         with self._lifetime.answers():
             return await self._workflows.cancel(run, by, reason)
 
+    async def wait_run(self, run: str) -> RunStatus:
+        """Wait until a run has ended, whoever started it and whichever process executes it.
+
+        A checkpoint. Cancelled: the run goes on.
+        Durable: what is returned is.
+
+        Args:
+            run: Its id, or a key alone: the run that is its newest now.
+        Raises:
+            InvalidRunError, UnknownRunError: There is none of that name.
+            RuntimeClosedError: The runtime has ended; the run goes on with the next start.
+        """
+        self._check_open()
+        return await self._workflows.handle(run).wait()
+
     def run(self, run: str) -> RunStatus:
         """How a run stands; by its id, or by a key, which is its newest. Not a checkpoint.
 

@@ -404,6 +404,11 @@ class Workflows:
 
     # -- looking -----------------------------------------------------------------------------
 
+    def handle(self, text: str) -> RunHandle:
+        run = read_run_id(self._store, text)
+        self._record(run)
+        return RunHandle(self, run)
+
     def status(self, text: str) -> RunStatus:
         run = read_run_id(self._store, text)
         return self._status(run, self._record(run))

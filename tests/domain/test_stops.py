@@ -87,6 +87,7 @@ RUNTIME_VERBS: dict[str, Callable[[Any], Any]] = {
     "run_history": lambda runtime: runtime.run_history("k"),
     "run_steps": lambda runtime: runtime.run_steps("k"),
     "runs": lambda runtime: runtime.runs(),
+    "wait_run": lambda runtime: runtime.wait_run("k"),
     "start_run": lambda runtime: runtime.start_run("k", "w"),
     "use_fallback": lambda runtime: runtime.use_fallback(
         "k", provider="p", model="m", requester="o"
