@@ -45,7 +45,7 @@ if TYPE_CHECKING:
         Retry,
     )
     from .domain.protocol import ReleaseReceipt
-    from .domain.run_context import DidNotHappen, Happened, RunContext, StepContext, step_context
+    from .domain.run_context import RunContext
     from .domain.run_errors import (
         RunEndedError,
         RunOpenError,
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         UnknownRunError,
         UnknownWorkflowError,
     )
+    from .domain.run_steps import DidNotHappen, Happened, StepContext, step_context
     from .domain.slot_inbox import InboxRow
     from .domain.slot_messages import Receipt
     from .domain.spec import AgentSpec
@@ -66,9 +67,10 @@ if TYPE_CHECKING:
     from .hosted_agents import HostedAgent
     from .hosted_runs import HostedRun
     from .opening import open_runtime
+    from .run_status import RunReceipt, RunStatus, RunStep, RunStepped
     from .runtime import Runtime
     from .status import AgentStatus, RuntimeStatus
-    from .workflows import RunHandle, RunReceipt, RunStatus, RunStep, RunStepped
+    from .workflows import RunHandle
 
 __all__ = [
     "LATER",
@@ -194,13 +196,7 @@ _HOMES: Final = {
         "Retry",
     ),
     ".domain.protocol": ("ReleaseReceipt",),
-    ".domain.run_context": (
-        "DidNotHappen",
-        "Happened",
-        "RunContext",
-        "StepContext",
-        "step_context",
-    ),
+    ".domain.run_context": ("RunContext",),
     ".domain.run_errors": (
         "RunEndedError",
         "RunOpenError",
@@ -209,6 +205,12 @@ _HOMES: Final = {
         "StepFailedError",
         "UnknownRunError",
         "UnknownWorkflowError",
+    ),
+    ".domain.run_steps": (
+        "DidNotHappen",
+        "Happened",
+        "StepContext",
+        "step_context",
     ),
     ".domain.slot_inbox": ("InboxRow",),
     ".domain.slot_messages": ("Receipt",),
@@ -225,18 +227,18 @@ _HOMES: Final = {
     ".hosted_agents": ("HostedAgent",),
     ".hosted_runs": ("HostedRun",),
     ".opening": ("open_runtime",),
-    ".runtime": ("Runtime",),
-    ".status": (
-        "AgentStatus",
-        "RuntimeStatus",
-    ),
-    ".workflows": (
-        "RunHandle",
+    ".run_status": (
         "RunReceipt",
         "RunStatus",
         "RunStep",
         "RunStepped",
     ),
+    ".runtime": ("Runtime",),
+    ".status": (
+        "AgentStatus",
+        "RuntimeStatus",
+    ),
+    ".workflows": ("RunHandle",),
 }
 _HOME: Final = {name: home for home, names in _HOMES.items() for name in names}
 

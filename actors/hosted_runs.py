@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from .core import TrioFuture
+from .run_status import RunReceipt, RunStatus, RunStep, RunStepped
 from .run_verbs import BUFFER_S
-from .workflows import RunReceipt, RunStatus, RunStep, RunStepped
 
 if TYPE_CHECKING:
     from .runtime import Runtime

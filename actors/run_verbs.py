@@ -13,7 +13,8 @@ from abeyance.storage.tables.runs import Choice
 from .domain.ingress import check_name
 from .domain.requesters import Door
 from .lifetime import Lifetime
-from .workflows import RunHandle, RunReceipt, RunStatus, RunStep, RunStepped, Workflows
+from .run_status import RunReceipt, RunStatus, RunStep, RunStepped
+from .workflows import RunHandle, Workflows
 
 BUFFER_S: Final = 300.0
 """How long after a stated reset a run is resumed, so as not to land on the provider's boundary."""

@@ -8,8 +8,6 @@ Runs in: the caller's task, on the loop thread.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Final, Literal
 
 import trio
@@ -24,6 +22,7 @@ from .core.clock import Clock
 from .domain.errors import QuiescedError
 from .domain.ingress import check_name
 from .domain.mode import HostMode
+from .domain.run_claims import Claim, Claims
 from .domain.run_errors import (
     InvalidRunError,
     RunOpenError,
@@ -45,114 +44,20 @@ from .domain.run_rows import (
     read_run_id,
     unpacked,
 )
+from .domain.run_workflow import Workflow, check_workflow, other_version
 from .domain.runs import (
     Begin,
-    Claim,
-    Claims,
     CutOff,
     LookForRuns,
     News,
     Runs,
     RunsKept,
-    Workflow,
     WorkflowAdded,
-    check_workflow,
-    other_version,
 )
 from .lifetime import closed
+from .run_status import RunReceipt, RunStatus, RunStep, RunStepped
 
-RunStateName = Literal[
-    "running",
-    "waiting_for_capacity",
-    "waiting_for_capacity_unknown",
-    "resuming",
-    "recovery_required",
-    "completed",
-    "failed",
-    "cancelled",
-]
 PAGE_MAX: Final = 1_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunStatus:
-    """A run as its row says. Instants are epoch milliseconds.
-
-    `provider`, `model`, `window`, `retry_at_ms` and `resume_after_ms` say what a waiting run waits
-    for; `step`, `steps_done` and `total` where it stands; `walls` how often it met exhausted
-    capacity; `reason` why it waits, failed, or cannot go on by itself.
-    """
-
-    id: str
-    key: str
-    workflow: str
-    version: int
-    state: RunStateName
-    reason: str
-    step: str | None
-    steps_done: int
-    total: int | None
-    provider: str | None
-    model: str | None
-    window: str | None
-    retry_at_ms: int | None
-    resume_after_ms: int | None
-    walls: int
-    lives: int
-    fallback: tuple[str, str] | None
-    started_ms: int
-    changed_ms: int
-    result: Any
-
-    @property
-    def ended(self) -> bool:
-        return self.state in ENDED
-
-    def text(self, zone: Any = None) -> str:
-        """One line for people; instants in a zone (a `tzinfo`), or in this machine's own."""
-        if self.state not in WAITING:
-            why = f": {self.reason}" if self.reason else ""
-            return f"{self.state.replace('_', ' ').capitalize()}{why}"
-        what = self.provider or self.model or "provider"
-        window = f" ({self.window})" if self.window else ""
-        if self.resume_after_ms is None:
-            return f"Waiting for {what} capacity{window} \u00b7 until somebody resumes it"
-        return (
-            f"Waiting for {what} capacity{window} \u00b7 resumes after "
-            f"{_local(self.resume_after_ms, zone)}"
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunStep:
-    """One recorded item of a run, in the order they were asked for."""
-
-    path: str
-    state: Literal["started", "done", "failed", "blocked"]
-    attempts: int
-    result: Any
-    error: str
-    started_ms: int
-    ended_ms: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunStepped:
-    """One change of a run's state. `before` is None for its start."""
-
-    before: RunStateName | None
-    after: RunStateName
-    by: str
-    at_ms: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunReceipt:
-    """What an operator's verb came to: the run's id and state, and whether this call changed it."""
-
-    id: str
-    state: RunStateName
-    changed: bool
 
 
 class RunHandle:
@@ -540,13 +445,3 @@ class Workflows:
 
 
 WAIT_LOOK_S: Final = 5.0
-
-
-def _local(at_ms: int, zone: Any) -> str:
-    try:
-        at = datetime.fromtimestamp(at_ms / 1_000, tz=zone).astimezone(zone)
-    except (OverflowError, OSError, ValueError):
-        from .providers.instants import render_instant
-
-        return render_instant(at_ms)
-    return f"{at:%Y-%m-%d %H:%M} {at.tzname() or ''}".rstrip()

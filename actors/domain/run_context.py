@@ -16,202 +16,43 @@ Runs in: the task of the run's life.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final
 
 import trio
 from msgspec.structs import replace
 
 from abeyance.actors.core.asks import in_role
-from abeyance.actors.core.clock import Clock
-from abeyance.actors.providers.capacity import (
-    capacity_error_of,
-    errors_within,
-    exhaustion_of,
-)
 from abeyance.storage.crashpoints import crashpoint, declare
 from abeyance.storage.errors import UnreadableRecordError
-from abeyance.storage.store import Committed, Guard, Put, Refused, Request, Row, Store
-from abeyance.storage.tables.fields import NAME_BYTES_MAX
-from abeyance.storage.tables.runs import Choice, Run, RunItem, Suspension
+from abeyance.storage.store import Guard, Put, Request, Row
+from abeyance.storage.tables.runs import Choice, RunItem, Suspension
 
-from .errors import CallDeferredError, RunExhaustedError
 from .fallback import ModelChoice
 from .foreign import failure_of, told
-from .ingress import clean_text
-from .mode import HostMode
-from .persistence import until_stored
-from .run_errors import InvalidRunError, RunEndedError, StepFailedError, run_ended
+from .run_errors import InvalidRunError, RunEndedError, StepFailedError
+from .run_life import Life
 from .run_rows import (
-    RunId,
     bounded,
-    change,
     check_path,
     check_step_id,
     item_guard,
     item_of,
     item_put,
     pack_plain,
-    resume_after,
-    suspended,
     unpacked,
 )
+from .run_steps import DidNotHappen, Happened, InDoubt, StepContext
+from .run_steps import context as step_of
+from .run_walls import suspend, wall_of
 
 declare("run.after_started", "a run's item is recorded as started and has not run")
 declare("run.after_body", "a run's item returned and its result is not recorded")
 declare("run.after_done", "a run's item is recorded as done and its workflow does not know")
-declare("run.after_suspended", "a run is recorded as suspended and its workflow still runs")
 
 THREADS: Final = 16
-SUSPEND_MAX_S: Final = 60.0
-"""How long a suspension is offered to a store that refuses it; then the run has failed."""
-
-
-class StepContext(NamedTuple):
-    """Which item a function runs for. `key` is the same whenever it is run again."""
-
-    run: str
-    path: str
-    ordinal: int
-    attempt: int
-
-    @property
-    def key(self) -> str:
-        """The idempotency key to hand to whoever has the effect."""
-        return f"{self.run}/{self.ordinal}"
-
-
-Reconcile: TypeAlias = "Callable[[StepContext], Any | Awaitable[Any]]"
-"""Told which item is in doubt; returns `Happened(result)`, `DidNotHappen`, or None: still unknown.
-"""
-InDoubt: TypeAlias = Literal["recover", "retry"] | Reconcile
-
-
-class Happened(NamedTuple):
-    """The item had its effect before the process died; this is its result."""
-
-    result: Any = None
-
-
-class DidNotHappen:
-    """The item had no effect; it is run again. The class itself stands for it."""
-
-
-_context: ContextVar[StepContext | None] = ContextVar("abeyance_step", default=None)
-
-
-def step_context() -> StepContext:
-    """The item this code runs for, in its function or a thread it started with its context.
-
-    Raises:
-        LookupError: Not inside an item's function.
-    """
-    found = _context.get()
-    if found is None:
-        raise LookupError("no step runs here; call this from the function of one")
-    return found
-
-
-class Outcome(NamedTuple):
-    """What a life came to: the state its run is in now."""
-
-    state: str
-
-
-class Life:
-    """One life of a run: what its items are guarded by, and whether it goes on."""
-
-    def __init__(
-        self,
-        run: RunId,
-        row: Row,
-        owner: Guard,
-        store: Store,
-        journal: Any,
-        clock: Clock,
-        buffer_ms: int,
-        limiter: trio.CapacityLimiter,
-        mode: HostMode,
-    ) -> None:
-        self.run = run
-        self.row = row
-        self.owner = owner
-        self.store = store
-        self.journal = journal
-        self.clock = clock
-        self.buffer_ms = buffer_ms
-        self.limiter = limiter
-        self._mode = mode
-        self.scope = trio.CancelScope()
-        self.quiet = trio.Event()
-        """Set while no item is between its start and what it came to, both recorded."""
-        self.quiet.set()
-        self._stopping = False
-        self.outcome: Outcome | None = None
-        """Set once this life is over; whatever of it still runs starts nothing more."""
-        self.failure: str | None = None
-
-    @property
-    def record(self) -> Run:
-        record: Run = self.row.record
-        return record
-
-    @property
-    def stopping(self) -> bool:
-        """Whether no item is to be begun: the runtime stops, or the host is quiesced."""
-        return self._stopping or self._mode.is_quiesced
-
-    def put_down(self) -> None:
-        """Begin nothing more. The row says that the run is live, and somebody takes it up later."""
-        self._stopping = True
-        if self.quiet.is_set():
-            self.scope.cancel()
-
-    @property
-    def is_put_down(self) -> bool:
-        """Whether this life was cut off and its run goes on in another."""
-        return self.outcome is None and self.scope.cancel_called
-
-    def check_goes_on(self) -> None:
-        if self.outcome is not None:
-            raise run_ended(str(self.run))
-
-    def end(self, state: str) -> None:
-        """This life is over: cut its workflow off, wherever it is."""
-        if self.outcome is None:
-            self.outcome = Outcome(state)
-        self.scope.cancel()
-
-    def fail(self, reason: str) -> None:
-        """This life is over and its run has failed, which is still to be recorded."""
-        self.failure = reason
-        self.end("failed")
-
-    async def park(self) -> Any:
-        """Wait for the cancellation that ends this life."""
-        self.quiet.set()
-        await trio.sleep_forever()
-
-    async def commit(self, request: Request) -> bool:
-        """Ask for a commit until it has an outcome; False where a guard refused it."""
-        outcome = await until_stored(lambda: self.journal.ask(request))
-        if isinstance(outcome, Refused):
-            return False
-        assert isinstance(outcome, Committed)
-        return True
-
-    async def move(
-        self, record: Run, by: str, *, guards: tuple[Guard, ...] = (), puts: tuple[Put, ...] = ()
-    ) -> bool:
-        """Change the run's row; False where this life is not the one that may."""
-        request = change(self.run, self.row, record, by, owner=self.owner, guards=guards, puts=puts)
-        if not await self.commit(request):
-            return False
-        self.row = Row(self.row.counter + 1, record)
-        return True
 
 
 class RunContext:
@@ -390,7 +231,7 @@ class RunContext:
         return await self._finish(path, ordinal, row, value)
 
     async def _call(self, context: StepContext, function: Callable[[], Any]) -> Any:
-        token = _context.set(context)
+        token = step_of.set(context)
         try:
             # The host's code: the table of asks is for the runtime's own actors.
             with in_role(None):
@@ -405,7 +246,7 @@ class RunContext:
                 )
                 return await value if inspect.isawaitable(value) else value
         finally:
-            _context.reset(token)
+            step_of.reset(token)
 
     async def _finish(self, path: str, ordinal: int, row: Row, value: Any) -> Any:
         item: RunItem = row.record
@@ -489,100 +330,9 @@ class RunContext:
         )
 
 
-async def suspend(
-    life: Life,
-    suspension: Suspension,
-    guards: tuple[Guard, ...] = (),
-    puts: tuple[Put, ...] = (),
-) -> None:
-    """Record that a run waits for capacity, and end its life. One that cannot be recorded failed.
-
-    A checkpoint. Durable: on return, where the life's outcome is the waiting state.
-    """
-    now_ms = life.clock.now_ms()
-    record = suspended(life.record, suspension, now_ms)
-    moved = None
-    with trio.move_on_after(SUSPEND_MAX_S):
-        moved = await life.move(record, "runtime", guards=guards, puts=puts)
-    if moved:
-        crashpoint("run.after_suspended")
-        life.end(record.state)
-    elif moved is None and (row := life.store.get("runs", life.run.row)) and row.record == record:
-        # The last of the asks was stored as the time ran out.
-        life.end(record.state)
-    elif moved is None:
-        life.fail(
-            f"it met exhausted capacity ({suspension.failure}), and that could not be recorded "
-            f"within {SUSPEND_MAX_S:.0f} s"
-        )
-    else:
-        life.end("lost")
-
-
-def named(text: str | None) -> str | None:
-    """A name as a row holds it: a host makes the fact, and nothing has looked at it yet."""
-    return clean_text(text, NAME_BYTES_MAX) or None if text else None
-
-
 def _is_async(function: Callable[[], Any]) -> bool:
     inner = function.func if isinstance(function, partial) else function
     inner = inspect.unwrap(inner)
     return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(
         getattr(inner, "__call__", None)  # noqa: B004 - asks what it is, not whether it is there.
-    )
-
-
-def wall_of(
-    error: BaseException, life: Life, path: str, ordinal: int, total: int | None
-) -> Suspension | None:
-    """What a failure says about capacity, as the record of a suspension; None where it is another.
-
-    Understood are a chain that is out, a provider's quota, and the wait that ended an ephemeral
-    run; alone, in groups and behind causes.
-    """
-    now_ms = life.clock.now_ms()
-    common: dict[str, Any] = {
-        "path": path,
-        "ordinal": ordinal,
-        "total": total,
-        "attempt": life.record.walls + 1,
-        "since_ms": now_ms,
-        "failure": bounded(told(error)),
-    }
-    exhausted = capacity_error_of(error)
-    if exhausted is not None:
-        first = exhausted.first
-        return Suspension(
-            provider=named(first.provider),
-            model=named(first.model),
-            window=named(first.window),
-            retry_at_ms=exhausted.retry_at_ms,
-            resume_after_ms=resume_after(exhausted.retry_at_ms, life.buffer_ms),
-            told_by=first.told_by,
-            **common,
-        )
-    # A call that was refused unmade has the same instant, from the record that refused it.
-    ended = next(
-        (e for e in errors_within(error) if isinstance(e, RunExhaustedError | CallDeferredError)),
-        None,
-    )
-    if ended is not None:
-        # Stated to the millisecond, and the gate asks again: no boundary to stay clear of.
-        quota = ended.cause == "quota"
-        return Suspension(
-            model=named(ended.model),
-            retry_at_ms=ended.deadline_ms,
-            resume_after_ms=resume_after(ended.deadline_ms, life.buffer_ms if quota else 0),
-            told_by=None if ended.deadline_ms is None else "wait",
-            **common,
-        )
-    fact = exhaustion_of(error, provider="provider", model="model", now_ms=now_ms)
-    if fact is None or fact.missing:
-        return None
-    return Suspension(
-        window=named(fact.window),
-        retry_at_ms=fact.retry_at_ms,
-        resume_after_ms=resume_after(fact.retry_at_ms, life.buffer_ms),
-        told_by=fact.told_by,
-        **common,
     )

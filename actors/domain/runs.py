@@ -16,8 +16,6 @@ Runs in: the loop thread; each life is a task of the incarnation.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 import trio
@@ -27,30 +25,30 @@ from abeyance.actors.core import LATER, Reply, TrioActor
 from abeyance.actors.core.clock import Clock
 from abeyance.actors.core.logs import Log
 from abeyance.storage.crashpoints import crashpoint, declare
-from abeyance.storage.errors import OwnedElsewhereError, UnreadableRecordError
+from abeyance.storage.errors import UnreadableRecordError
 from abeyance.storage.ownership import Ownership
-from abeyance.storage.store import Committed, Guard, NotStored, Put, Refused, Row, Store
+from abeyance.storage.store import Row, Store
 from abeyance.storage.tables.runs import Run
 
 from . import events
-from .errors import not_stored
 from .foreign import failure_of, told
-from .ingress import check_name
 from .mode import HostMode
 from .persistence import PAUSE_MAX_S, may_land_later
 from .protocol import Due, ForgetInstant, WatchInstant
-from .run_context import THREADS, Life, RunContext, suspend, wall_of
+from .run_claims import Claims
+from .run_context import THREADS, RunContext
 from .run_errors import InvalidRunError, RunEndedError, StepFailedError
+from .run_life import Life
 from .run_rows import (
     LIVE,
     RunId,
     bounded,
-    change,
-    check_step_id,
     earliest,
     pack_plain,
     unpacked,
 )
+from .run_walls import suspend, wall_of
+from .run_workflow import Workflow, other_version
 
 declare("run.after_claimed", "a run is claimed and nothing of it is executed")
 declare("run.after_running", "a claimed run is recorded as running and its workflow has not begun")
@@ -66,16 +64,6 @@ STOP_S: Final = 10.0
 LOOK_ROWS_MAX: Final = 1_000
 
 _logger = Log(__name__)
-
-
-class Workflow(NamedTuple):
-    """A function that runs are executed by, as the host registered it."""
-
-    name: str
-    function: Callable[..., Awaitable[Any]]
-    version: int
-    finalisers: tuple[tuple[str, Callable[..., Any]], ...]
-    buffer_ms: int
 
 
 class WorkflowAdded(NamedTuple):
@@ -127,120 +115,6 @@ class RunsKept:
         self.given_up: set[RunId] = set()
         """Runs whose life could not be recorded here; only an operator begins them again."""
         self.stopping = False
-
-
-class Claim(NamedTuple):
-    """What became of an attempt to take a run up."""
-
-    state: str
-    """The state its row has now."""
-    won: bool
-    pid: int | None = None
-    """Of the live process that owns it, where one does."""
-    host: str | None = None
-
-
-class Claims:
-    """Taking runs up, by compare-and-set. For the alarm, a boot and operators alike."""
-
-    def __init__(
-        self, store: Store, journal: Any, ownership: Ownership, clock: Clock, mode: HostMode
-    ) -> None:
-        self._store = store
-        self._journal = journal
-        self._ownership = ownership
-        self._clock = clock
-        self._mode = mode
-
-    def owned(
-        self, run: RunId, *, force: bool = False
-    ) -> tuple[tuple[Guard, ...], tuple[Put, ...]]:
-        """What a request needs to hold the run's owner row with this process.
-
-        Raises:
-            OwnedElsewhereError: A live process owns it.
-        """
-        taking = self._ownership.plan(run.owned, force=force)
-        if taking.requests:
-            return taking.requests[0].guards, taking.requests[0].puts
-        return (Guard("owners", run.owned, taking.counters[run.owned]),), ()
-
-    def owner_guard(self, run: RunId) -> Guard | None:
-        """What a life of this process writes under; None where the run is another's."""
-        row = self._store.get("owners", run.owned)
-        if row is None or row.record.nonce != self._ownership.nonce:
-            return None
-        return Guard("owners", run.owned, row.counter)
-
-    async def move(
-        self,
-        run: RunId,
-        decide: Callable[[Run], Run | None],
-        by: str,
-        *,
-        puts: Callable[[Row], tuple[tuple[Guard, ...], tuple[Put, ...]]] = lambda _row: ((), ()),
-    ) -> Claim:
-        """Change a run's row as one who owns it, again for as long as others change it too.
-
-        A checkpoint. Durable: on return, where it won.
-
-        Args:
-            decide: What the row is to be, or None where nothing is to be done.
-            puts: What else is guarded and put.
-        Raises:
-            LookupError: There is no such run.
-            NotStoredError: It cannot be stored; nothing changed.
-        """
-        while True:
-            row = self._store.get("runs", run.row)
-            if row is None:
-                raise LookupError(str(run))
-            record: Run = row.record
-            new = decide(record)
-            if new is None:
-                return Claim(record.state, won=False)
-            try:
-                guards, owner_puts = self.owned(run)
-            except OwnedElsewhereError as error:
-                return Claim(record.state, won=False, pid=error.pid, host=error.host)
-            more_guards, more_puts = puts(row)
-            if new.state in LIVE:
-                # A quiesce that is committed first refuses it.
-                self._mode.look()
-                if self._mode.is_quiesced:
-                    return Claim(record.state, won=False)
-                more_guards = (*more_guards, self._mode.stored.guard)
-            request = change(
-                run,
-                row,
-                new,
-                by,
-                guards=(*guards, *more_guards),
-                puts=(*owner_puts, *more_puts),
-            )
-            # Once it was asked, its answer decides what is true.
-            with trio.CancelScope(shield=True):
-                outcome = await self._journal.ask(request)
-            if isinstance(outcome, NotStored):
-                raise not_stored(outcome)
-            if isinstance(outcome, Refused):
-                continue
-            assert isinstance(outcome, Committed)
-            return Claim(new.state, won=True)
-
-    def taken_up(self, record: Run) -> Run:
-        """A run's record once somebody has claimed it."""
-        return replace(
-            record, state="resuming", lives=record.lives + 1, changed_ms=self._clock.now_ms()
-        )
-
-    def recovery(self, record: Run, why: str) -> Run:
-        return replace(
-            record,
-            state="recovery_required",
-            reason=bounded(why),
-            changed_ms=self._clock.now_ms(),
-        )
 
 
 class Runs(TrioActor):
@@ -511,50 +385,3 @@ class Runs(TrioActor):
         while self.kept.lives:
             await trio.lowlevel.checkpoint()
         reply.set(None)
-
-
-def other_version(record: Run, workflow: Workflow) -> str:
-    return (
-        f"it was begun by version {record.version} of {record.workflow!r}, and this host has "
-        f"version {workflow.version}"
-    )
-
-
-def check_workflow(
-    name: str,
-    function: object,
-    version: object,
-    finalisers: Sequence[tuple[str, Callable[..., Any]]],
-    buffer_s: object,
-) -> Workflow:
-    """Return a workflow, or refuse the first field that is malformed.
-
-    Raises:
-        InvalidRunError, InvalidNameError: Names the field; nothing was registered.
-    """
-    check_name(name, "name")
-    if not (callable(function) and inspect.iscoroutinefunction(inspect.unwrap(function))):
-        raise InvalidRunError("function", "must be an async function of a run and its parameters")
-    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-        raise InvalidRunError("version", "must be a whole number from 1")
-    if (
-        isinstance(buffer_s, bool)
-        or not isinstance(buffer_s, int | float)
-        or not 0 <= buffer_s <= 86_400
-    ):
-        raise InvalidRunError("buffer_s", "must be a number of seconds, at most a day")
-    seen = set[str]()
-    for place, (step, final) in enumerate(finalisers):
-        check_step_id(step, f"finalisers[{place}][0]")
-        if step in seen:
-            raise InvalidRunError(f"finalisers[{place}][0]", f"{step!r} is there already")
-        if not callable(final):
-            raise InvalidRunError(f"finalisers[{place}][1]", "must be a function of the result")
-        seen.add(step)
-    return Workflow(
-        name,
-        function,
-        version,
-        tuple(finalisers),
-        round(buffer_s * 1_000),
-    )

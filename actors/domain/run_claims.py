@@ -1,0 +1,141 @@
+"""Taking runs up, by compare-and-set; for the alarm, a boot and operators alike.
+
+Invariants:
+    I1  A claim is one commit that guards the run's row and takes its owner row, so of several who
+        are at it, in whichever processes, one wins; the others find it taken.
+    I2  Nothing is claimed as live on a host that is quiesced.
+
+Runs in: the loop thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import trio
+from msgspec.structs import replace
+
+from abeyance.actors.core.clock import Clock
+from abeyance.storage.errors import OwnedElsewhereError
+from abeyance.storage.ownership import Ownership
+from abeyance.storage.store import Committed, Guard, NotStored, Put, Refused, Row, Store
+from abeyance.storage.tables.runs import Run
+
+from .errors import not_stored
+from .mode import HostMode
+from .run_rows import LIVE, RunId, bounded, change
+
+
+class Claim(NamedTuple):
+    """What became of an attempt to take a run up."""
+
+    state: str
+    """The state its row has now."""
+    won: bool
+    pid: int | None = None
+    """Of the live process that owns it, where one does."""
+    host: str | None = None
+
+
+class Claims:
+    """Taking runs up, by compare-and-set. For the alarm, a boot and operators alike."""
+
+    def __init__(
+        self, store: Store, journal: Any, ownership: Ownership, clock: Clock, mode: HostMode
+    ) -> None:
+        self._store = store
+        self._journal = journal
+        self._ownership = ownership
+        self._clock = clock
+        self._mode = mode
+
+    def owned(
+        self, run: RunId, *, force: bool = False
+    ) -> tuple[tuple[Guard, ...], tuple[Put, ...]]:
+        """What a request needs to hold the run's owner row with this process.
+
+        Raises:
+            OwnedElsewhereError: A live process owns it.
+        """
+        taking = self._ownership.plan(run.owned, force=force)
+        if taking.requests:
+            return taking.requests[0].guards, taking.requests[0].puts
+        return (Guard("owners", run.owned, taking.counters[run.owned]),), ()
+
+    def owner_guard(self, run: RunId) -> Guard | None:
+        """What a life of this process writes under; None where the run is another's."""
+        row = self._store.get("owners", run.owned)
+        if row is None or row.record.nonce != self._ownership.nonce:
+            return None
+        return Guard("owners", run.owned, row.counter)
+
+    async def move(
+        self,
+        run: RunId,
+        decide: Callable[[Run], Run | None],
+        by: str,
+        *,
+        puts: Callable[[Row], tuple[tuple[Guard, ...], tuple[Put, ...]]] = lambda _row: ((), ()),
+    ) -> Claim:
+        """Change a run's row as one who owns it, again for as long as others change it too.
+
+        A checkpoint. Durable: on return, where it won.
+
+        Args:
+            decide: What the row is to be, or None where nothing is to be done.
+            puts: What else is guarded and put.
+        Raises:
+            LookupError: There is no such run.
+            NotStoredError: It cannot be stored; nothing changed.
+        """
+        while True:
+            row = self._store.get("runs", run.row)
+            if row is None:
+                raise LookupError(str(run))
+            record: Run = row.record
+            new = decide(record)
+            if new is None:
+                return Claim(record.state, won=False)
+            try:
+                guards, owner_puts = self.owned(run)
+            except OwnedElsewhereError as error:
+                return Claim(record.state, won=False, pid=error.pid, host=error.host)
+            more_guards, more_puts = puts(row)
+            if new.state in LIVE:
+                # A quiesce that is committed first refuses it.
+                self._mode.look()
+                if self._mode.is_quiesced:
+                    return Claim(record.state, won=False)
+                more_guards = (*more_guards, self._mode.stored.guard)
+            request = change(
+                run,
+                row,
+                new,
+                by,
+                guards=(*guards, *more_guards),
+                puts=(*owner_puts, *more_puts),
+            )
+            # Once it was asked, its answer decides what is true.
+            with trio.CancelScope(shield=True):
+                outcome = await self._journal.ask(request)
+            if isinstance(outcome, NotStored):
+                raise not_stored(outcome)
+            if isinstance(outcome, Refused):
+                continue
+            assert isinstance(outcome, Committed)
+            return Claim(new.state, won=True)
+
+    def taken_up(self, record: Run) -> Run:
+        """A run's record once somebody has claimed it."""
+        return replace(
+            record, state="resuming", lives=record.lives + 1, changed_ms=self._clock.now_ms()
+        )
+
+    def recovery(self, record: Run, why: str) -> Run:
+        return replace(
+            record,
+            state="recovery_required",
+            reason=bounded(why),
+            changed_ms=self._clock.now_ms(),
+        )

@@ -1,0 +1,123 @@
+"""One life of a run: what its items are guarded by, and whether it goes on.
+
+Invariants:
+    I1  Once a life has an outcome, whatever of it still runs starts and records nothing.
+    I2  Every commit of a life guards the run's row and its owner row: a life that was taken over,
+        or whose run an operator ended, is refused.
+
+Runs in: the task of the life.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import trio
+
+from abeyance.actors.core.clock import Clock
+from abeyance.storage.store import Committed, Guard, Put, Refused, Request, Row, Store
+from abeyance.storage.tables.runs import Run
+
+from .mode import HostMode
+from .persistence import until_stored
+from .run_errors import run_ended
+from .run_rows import RunId, change
+
+
+class Outcome(NamedTuple):
+    """What a life came to: the state its run is in now."""
+
+    state: str
+
+
+class Life:
+    """One life of a run: what its items are guarded by, and whether it goes on."""
+
+    def __init__(
+        self,
+        run: RunId,
+        row: Row,
+        owner: Guard,
+        store: Store,
+        journal: Any,
+        clock: Clock,
+        buffer_ms: int,
+        limiter: trio.CapacityLimiter,
+        mode: HostMode,
+    ) -> None:
+        self.run = run
+        self.row = row
+        self.owner = owner
+        self.store = store
+        self.journal = journal
+        self.clock = clock
+        self.buffer_ms = buffer_ms
+        self.limiter = limiter
+        self._mode = mode
+        self.scope = trio.CancelScope()
+        self.quiet = trio.Event()
+        """Set while no item is between its start and what it came to, both recorded."""
+        self.quiet.set()
+        self._stopping = False
+        self.outcome: Outcome | None = None
+        """Set once this life is over; whatever of it still runs starts nothing more."""
+        self.failure: str | None = None
+
+    @property
+    def record(self) -> Run:
+        record: Run = self.row.record
+        return record
+
+    @property
+    def stopping(self) -> bool:
+        """Whether no item is to be begun: the runtime stops, or the host is quiesced."""
+        return self._stopping or self._mode.is_quiesced
+
+    def put_down(self) -> None:
+        """Begin nothing more. The row says that the run is live, and somebody takes it up later."""
+        self._stopping = True
+        if self.quiet.is_set():
+            self.scope.cancel()
+
+    @property
+    def is_put_down(self) -> bool:
+        """Whether this life was cut off and its run goes on in another."""
+        return self.outcome is None and self.scope.cancel_called
+
+    def check_goes_on(self) -> None:
+        if self.outcome is not None:
+            raise run_ended(str(self.run))
+
+    def end(self, state: str) -> None:
+        """This life is over: cut its workflow off, wherever it is."""
+        if self.outcome is None:
+            self.outcome = Outcome(state)
+        self.scope.cancel()
+
+    def fail(self, reason: str) -> None:
+        """This life is over and its run has failed, which is still to be recorded."""
+        self.failure = reason
+        self.end("failed")
+
+    async def park(self) -> Any:
+        """Wait for the cancellation that ends this life."""
+        self.quiet.set()
+        await trio.sleep_forever()
+
+    async def commit(self, request: Request) -> bool:
+        """Ask for a commit until it has an outcome; False where a guard refused it."""
+        outcome = await until_stored(lambda: self.journal.ask(request))
+        if isinstance(outcome, Refused):
+            return False
+        assert isinstance(outcome, Committed)
+        return True
+
+    async def move(
+        self, record: Run, by: str, *, guards: tuple[Guard, ...] = (), puts: tuple[Put, ...] = ()
+    ) -> bool:
+        """Change the run's row; False where this life is not the one that may."""
+        request = change(self.run, self.row, record, by, owner=self.owner, guards=guards, puts=puts)
+        if not await self.commit(request):
+            return False
+        self.row = Row(self.row.counter + 1, record)
+        return True

@@ -1,0 +1,126 @@
+"""Exhausted capacity, as a run meets it: what a failure says of it, and the record that waits.
+
+Invariants:
+    I1  A wait is recorded with where the run stands before its workflow unwinds; where that cannot
+        be recorded, the run has failed.
+
+Runs in: the task of the run's life.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import trio
+
+from abeyance.actors.providers.capacity import (
+    capacity_error_of,
+    errors_within,
+    exhaustion_of,
+)
+from abeyance.storage.crashpoints import crashpoint, declare
+from abeyance.storage.store import Guard, Put
+from abeyance.storage.tables.fields import NAME_BYTES_MAX
+from abeyance.storage.tables.runs import Suspension
+
+from .errors import CallDeferredError, RunExhaustedError
+from .foreign import told
+from .ingress import clean_text
+from .run_life import Life
+from .run_rows import bounded, resume_after, suspended
+
+declare("run.after_suspended", "a run is recorded as suspended and its workflow still runs")
+
+SUSPEND_MAX_S: Final = 60.0
+"""How long a suspension is offered to a store that refuses it; then the run has failed."""
+
+
+async def suspend(
+    life: Life,
+    suspension: Suspension,
+    guards: tuple[Guard, ...] = (),
+    puts: tuple[Put, ...] = (),
+) -> None:
+    """Record that a run waits for capacity, and end its life. One that cannot be recorded failed.
+
+    A checkpoint. Durable: on return, where the life's outcome is the waiting state.
+    """
+    now_ms = life.clock.now_ms()
+    record = suspended(life.record, suspension, now_ms)
+    moved = None
+    with trio.move_on_after(SUSPEND_MAX_S):
+        moved = await life.move(record, "runtime", guards=guards, puts=puts)
+    if moved:
+        crashpoint("run.after_suspended")
+        life.end(record.state)
+    elif moved is None and (row := life.store.get("runs", life.run.row)) and row.record == record:
+        # The last of the asks was stored as the time ran out.
+        life.end(record.state)
+    elif moved is None:
+        life.fail(
+            f"it met exhausted capacity ({suspension.failure}), and that could not be recorded "
+            f"within {SUSPEND_MAX_S:.0f} s"
+        )
+    else:
+        life.end("lost")
+
+
+def named(text: str | None) -> str | None:
+    """A name as a row holds it: a host makes the fact, and nothing has looked at it yet."""
+    return clean_text(text, NAME_BYTES_MAX) or None if text else None
+
+
+def wall_of(
+    error: BaseException, life: Life, path: str, ordinal: int, total: int | None
+) -> Suspension | None:
+    """What a failure says about capacity, as the record of a suspension; None where it is another.
+
+    Understood are a chain that is out, a provider's quota, and the wait that ended an ephemeral
+    run; alone, in groups and behind causes.
+    """
+    now_ms = life.clock.now_ms()
+    common: dict[str, Any] = {
+        "path": path,
+        "ordinal": ordinal,
+        "total": total,
+        "attempt": life.record.walls + 1,
+        "since_ms": now_ms,
+        "failure": bounded(told(error)),
+    }
+    exhausted = capacity_error_of(error)
+    if exhausted is not None:
+        first = exhausted.first
+        return Suspension(
+            provider=named(first.provider),
+            model=named(first.model),
+            window=named(first.window),
+            retry_at_ms=exhausted.retry_at_ms,
+            resume_after_ms=resume_after(exhausted.retry_at_ms, life.buffer_ms),
+            told_by=first.told_by,
+            **common,
+        )
+    # A call that was refused unmade has the same instant, from the record that refused it.
+    ended = next(
+        (e for e in errors_within(error) if isinstance(e, RunExhaustedError | CallDeferredError)),
+        None,
+    )
+    if ended is not None:
+        # Stated to the millisecond, and the gate asks again: no boundary to stay clear of.
+        quota = ended.cause == "quota"
+        return Suspension(
+            model=named(ended.model),
+            retry_at_ms=ended.deadline_ms,
+            resume_after_ms=resume_after(ended.deadline_ms, life.buffer_ms if quota else 0),
+            told_by=None if ended.deadline_ms is None else "wait",
+            **common,
+        )
+    fact = exhaustion_of(error, provider="provider", model="model", now_ms=now_ms)
+    if fact is None or fact.missing:
+        return None
+    return Suspension(
+        window=named(fact.window),
+        retry_at_ms=fact.retry_at_ms,
+        resume_after_ms=resume_after(fact.retry_at_ms, life.buffer_ms),
+        told_by=fact.told_by,
+        **common,
+    )
