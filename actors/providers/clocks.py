@@ -52,14 +52,20 @@ _WHEN = re.compile(
 )
 _LOCAL = re.compile(
     r"(?P<year>[0-9]{4})-(?P<month>[0-9]{2})-(?P<day>[0-9]{2})(?:[Tt]|[ \t]{1,3}(?:at[ \t]{1,3})?)"
-    r"(?P<hour>[0-9]{2}):(?P<minute>[0-9]{2})(?::(?P<second>[0-9]{2})(?:\.[0-9]{1,9})?)?(?![0-9:])",
+    r"(?P<hour>[0-9]{2}):(?P<minute>[0-9]{2})"
+    r"(?::(?P<second>[0-9]{2})(?:[.,](?P<fraction>[0-9]{1,30}))?)?(?![0-9:])",
     re.ASCII,
 )
 _ZONE = re.compile(
     r"[ \t]{0,3}\([ \t]{0,3}(?P<named>[A-Za-z0-9_+:/ -]{1,64})\)"
-    r"|[ \t]{0,3}(?P<offset>[+-][0-9]{2}:?[0-9]{2})(?![0-9])"
+    r"|[ \t]{0,3}(?P<offset>[+-][0-9]{2}(?::?[0-9]{2})?)(?![0-9])"
+    r"|(?P<zulu>[Zz])(?![A-Za-z0-9])"
     r"|[ \t]{0,3}(?P<bare>[A-Z]{2,5}(?:[+-][0-9]{1,2}(?::?[0-9]{2})?)?"
     r"|[A-Za-z_]{1,32}/[A-Za-z_+0-9/-]{1,48})(?![A-Za-z])"
+    # What is told of a zone in other ways names none for sure: such a time is not read.
+    r"|[ \t]{1,3}(?P<vague>(?i:[ecmp][sd]t|utc|gmt|bst|ist|jst|kst|ces?t|eest|msk|sgt|hkt"
+    r"|a[ec][sd]t|pacific|eastern|central|mountain"
+    r"|(?!local\b)[a-z]{3,12}(?:[ \t](?:standard|daylight))?[ \t]time)\b)"
 )
 _OFFSET = re.compile(r"(?:UTC|GMT)?([+-])([0-9]{1,2})(?::?([0-9]{2}))?")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(?:/[A-Za-z0-9_+-]+){0,2}", re.ASCII)
@@ -110,7 +116,9 @@ def leading_moment(
     end = match.end()
     named = _ZONE.match(text, end)
     if named is not None:
-        zone = zone_named(named["named"] or named["offset"] or named["bare"])
+        zone = zone_named(
+            named["named"] or named["offset"] or named["zulu"] or named["bare"] or named["vague"]
+        )
         end = named.end()
     clock = _clock(match.groupdict())
     if zone is None or clock is None:
@@ -119,7 +127,10 @@ def leading_moment(
         at_ms = _resolved(match.groupdict(), clock, zone, received_ms, within_ms)
     except (ValueError, OverflowError):  # No such day, or none that `datetime` can hold.
         return None
-    return None if at_ms is None else (at_ms, end)
+    if at_ms is None:
+        return None
+    fraction = match.groupdict().get("fraction") or "0"
+    return at_ms + -(-int(fraction) * 1_000 // 10 ** len(fraction)), end
 
 
 def next_midnight(received_ms: int | None, zone: str) -> int | None:

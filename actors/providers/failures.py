@@ -16,6 +16,8 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 from .grammar import number, printable
@@ -83,7 +85,8 @@ def understood(
 
     Not a checkpoint. Raises nothing. Known are: `ProviderError` itself; a class of that shape from
     another module; what provider libraries raise for a response (a status with headers and body);
-    and any error with a numeric `retry_after_ms` or `retry_after` (seconds).
+    and any error with a numeric `retry_after_ms` or `retry_after` (seconds). What was being handled
+    when an error was raised counts as its cause, unless that was cut off by `from None`.
 
     Args:
         received_at: Epoch seconds that a stated duration is counted from.
@@ -168,6 +171,8 @@ def _every(error: BaseException) -> Iterator[BaseException]:
             continue  # The adapter's own word; what it was made from is behind it.
         inner = list(each.exceptions) if isinstance(each, BaseExceptionGroup) else []
         cause = each.__cause__
+        if cause is None and not each.__suppress_context__:
+            cause = each.__context__
         waiting += [(one, depth + 1) for one in (*inner, cause) if one is not None]
 
 
@@ -181,6 +186,9 @@ def _known(error: BaseException, received_at: float, provider: str | None) -> Pr
     retryable = told if isinstance(told, bool) else None
     copied = _copied(_attribute(error, "stated"))
     status, headers, body = _response(error)
+    if body is None:
+        # A library that keeps no body quotes it, or what it says of the wait, in its own words.
+        body = words
     typed = _typed(error, received_at)
     if copied is None and status is None and typed is None:
         # A class of the port's shape, whatever module it is from.
@@ -206,6 +214,8 @@ def _typed(error: BaseException, received_at: float) -> StatedWait | None:
         value = _attribute(error, name)
         if isinstance(value, timedelta):
             value = value.total_seconds()
+        elif isinstance(value, Decimal | Fraction):
+            value = _as_float(value)
         wait_ms = None if isinstance(value, str) else number(value, unit_ms=unit_ms)
         if wait_ms is None:
             continue
@@ -226,6 +236,17 @@ def _typed(error: BaseException, received_at: float) -> StatedWait | None:
             ),
         )
     return longest
+
+
+def _as_float(value: Decimal | Fraction) -> float:
+    """The nearest float that is no less; NaN for what is not a number at all."""
+    try:
+        near = float(value)
+        return math.nextafter(near, math.inf) if near < value else near
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+    except (ArithmeticError, ValueError):  # A signalling NaN.
+        return math.nan
 
 
 def _longer(one: StatedWait | None, other: StatedWait | None) -> StatedWait | None:

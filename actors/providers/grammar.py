@@ -25,6 +25,7 @@ _DIGITS_MAX = 25
 """Past 10**25 of any unit here, even nanoseconds, lies nothing that `INSTANT_MS_MAX` admits."""
 
 _EPOCH_MIN_MS = 10**12
+_DAY_NS = 86_400 * 10**9
 
 _NUMBER = re.compile(r"(-?)([0-9]+)(?:\.([0-9]+))?(?:[eE]([+-]?)([0-9]+))?")
 _WORD_UNITS_NS = {
@@ -64,6 +65,24 @@ _TERM = re.compile(
 )
 _CLOCKED = re.compile(r"([0-9]{1,6}):([0-5][0-9]):([0-5][0-9])(?:\.([0-9]++))?(?![0-9:])[ \t]{0,3}")
 """As Python writes the rest of a duration behind its days: `1 day, 2:03:04`."""
+_HOURS_MINUTES = re.compile(r"([0-9]{1,3}):([0-5][0-9])(?![0-9:])[ \t]{0,3}")
+"""The same without seconds. Only behind days: by itself it may be minutes and seconds."""
+_BARE_MINUTES = re.compile(r"([0-5][0-9])(?![0-9A-Za-z:.,])")
+"""`1h30`: minutes that stand right behind hours and name no unit."""
+_JOIN = re.compile(
+    r"[ \t]{0,3}(?:\r?\n[ \t\r\n]{0,20}|[&+;][ \t\r\n]{0,20}|plus[ \t\r\n]{1,20})(?=[0-9])",
+    re.IGNORECASE,
+)
+"""Between two terms: an odd sign, or the end of a line, where a terminal breaks it."""
+_RANGE = re.compile(
+    r"[ \t]{0,3}(?:-|\u2013|\u2014|\.\.\.?|\bto\b|\bor\b)[ \t]{0,3}(?=[0-9])", re.IGNORECASE
+)
+_RANGE_START = re.compile(rf"[0-9]++(?:\.[0-9]++)?{_RANGE.pattern}", re.IGNORECASE)
+_UNMEASURED = re.compile(
+    r"[ \t]{0,3}(?:,|and\b)?[ \t\r\n]{0,3}[0-9]+[ \t]{0,3}(?:months?|mo|years?|yrs?|y)\b",
+    re.IGNORECASE,
+)
+"""More time, of no stated length: what stands before it is shorter than what is meant."""
 _ISO_DURATION = re.compile(
     r"P(?:([0-9]++)W)?(?:([0-9]++)D)?"
     r"(?:T(?:([0-9]++)H)?(?:([0-9]++)M)?(?:([0-9]++)(?:[.,]([0-9]++))?S)?)?(?![A-Za-z0-9])",
@@ -163,32 +182,67 @@ def spelled_duration(text: str) -> Milliseconds | None:
 def leading_duration(text: str, position: int) -> tuple[Milliseconds, int] | None:
     """Read the spelled, clocked or ISO 8601 duration that starts at a position; say where it ends.
 
-    Months and years are no durations: their length is not stated.
+    Of a range, or of two that are both told, the longer. Months and years are no durations, nor is
+    what has some: their length is not stated.
     """
+    start = _RANGE_START.match(text, position)
+    if start is not None:
+        return _leading_one(text, start.end())
+    found = _leading_one(text, position)
+    further = None if found is None else _RANGE.match(text, found[1])
+    other = None if further is None else _leading_one(text, further.end())
+    if found is None or other is None:
+        return found
+    return max(found[0], other[0]), other[1]
+
+
+def _leading_one(text: str, position: int) -> tuple[Milliseconds, int] | None:
     iso = _ISO_DURATION.match(text, position)
     if iso is not None and any(iso.groups()):
         parts = iso.groups(default="")
-        total = _scaled(parts[4] + parts[5], -len(parts[5]), 10**9)
+        stated = _scaled(parts[4] + parts[5], -len(parts[5]), 10**9)
         for digits, unit_ns in zip(
             parts[:4], (7 * 86_400 * 10**9, 86_400 * 10**9, 3_600 * 10**9, 60 * 10**9), strict=True
         ):
-            total += _scaled(digits, 0, unit_ns)
-        return total, iso.end()
-    start, total = position, 0
-    while (term := _TERM.match(text, position)) is not None:
-        whole, fraction, unit = term.group(1), term.group(2) or "", term.group(3).lower()
-        unit_ns = _WORD_UNITS_NS.get(unit) or _WORD_UNITS_NS.get(unit.removesuffix("s"), 0)
-        if not unit_ns:
-            break
-        total += _scaled(whole + fraction, -len(fraction), unit_ns)
+            stated += _scaled(digits, 0, unit_ns)
+        return stated, iso.end()
+    start, last_ns = position, 0
+    total: Milliseconds = 0
+    while (term := _next_term(text, position, last_ns)) is not None:
+        whole, fraction = term.group(1), term.group(2) or ""
+        last_ns = _unit_ns(term)
+        total += _scaled(whole + fraction, -len(fraction), last_ns)
         position = term.end()
-    clocked = _CLOCKED.match(text, position)
-    if clocked is not None:
-        fraction = clocked[4] or ""
-        total += _scaled(clocked[1], 0, 3_600 * 10**9) + _scaled(clocked[2], 0, 60 * 10**9)
-        total += _scaled(clocked[3] + fraction, -len(fraction), 10**9)
-        position = clocked.end()
-    return (total, position) if position > start else None
+    rest = _CLOCKED.match(text, position)
+    if rest is None and last_ns == _DAY_NS:
+        rest = _HOURS_MINUTES.match(text, position)
+    if rest is not None:
+        seconds, fraction = (*rest.groups(default="")[2:], "", "")[:2]
+        total += _scaled(rest[1], 0, 3_600 * 10**9) + _scaled(rest[2], 0, 60 * 10**9)
+        total += _scaled(seconds + fraction, -len(fraction), 10**9)
+        position = rest.end()
+    elif last_ns == 3_600 * 10**9 and (rest := _BARE_MINUTES.match(text, position)) is not None:
+        total += _scaled(rest[1], 0, 60 * 10**9)
+        position = rest.end()
+    if position == start or _UNMEASURED.match(text, position) is not None:
+        return None
+    return total, position
+
+
+def _next_term(text: str, position: int, last_ns: int) -> re.Match[str] | None:
+    """The term at a position; behind one of `last_ns`, also over a join, where it goes on in a
+    smaller unit."""
+    term = _TERM.match(text, position)
+    if term is None and last_ns and (join := _JOIN.match(text, position)) is not None:
+        term = _TERM.match(text, join.end())
+        if term is not None and _unit_ns(term) >= last_ns:
+            return None
+    return term if term is not None and _unit_ns(term) else None
+
+
+def _unit_ns(term: re.Match[str]) -> int:
+    unit = term.group(3).lower()
+    return _WORD_UNITS_NS.get(unit) or _WORD_UNITS_NS.get(unit.removesuffix("s"), 0)
 
 
 def epoch(text: str, *, unit_ms: int) -> Milliseconds | None:
@@ -200,9 +254,12 @@ def instant(value: object, *, unit_ms: int = 1_000) -> Milliseconds | None:
     """Read an instant out of JSON or a header: a number of `unit_ms` since 1970, or RFC 3339.
 
     A number before the year 2001 is a duration that lost its name, or a zero that stands for
-    nothing; read as an instant it would be long past, so it states nothing.
+    nothing; read as an instant it would be long past, so it states nothing. One of thirteen or
+    fourteen digits is milliseconds: as seconds it would be later than the year 33,000.
     """
     at_ms = number(value, unit_ms=unit_ms)
+    if unit_ms == 1_000 and at_ms is not None and 1_000 * _EPOCH_MIN_MS <= at_ms < 10**17:
+        at_ms = number(value, unit_ms=1)
     if at_ms is None and isinstance(value, str):
         return rfc3339(value.strip())
     return at_ms if at_ms is not None and at_ms >= _EPOCH_MIN_MS else None

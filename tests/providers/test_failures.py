@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 from datetime import timedelta
+from decimal import Decimal
+from email.message import Message
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
+from urllib.error import HTTPError
 
 import anthropic
 import httpx2
@@ -107,6 +111,56 @@ def test_what_the_official_libraries_raise_is_known(error: Exception):
     assert known(error).status == 429
 
 
+def test_headers_of_the_standard_librarys_client_are_read_line_by_line():
+    headers = Message()
+    headers["Retry-After"] = "5"
+    headers["Retry-After"] = "7200"
+    assert ends_of(HTTPError("http://provider/v1", 429, "slow", headers, None)) == HELD
+
+
+def test_a_wait_that_only_an_errors_own_words_state_is_read():
+    error = foreign("RateLimitError", status_code=429, message="slow; please try again in 2h0m0s")
+    assert ends_of(error) == HELD
+
+
+def test_a_refusal_that_was_being_handled_when_another_error_was_raised_counts():
+    refused = foreign("RateLimitError", status_code=429, headers=HEADERS)
+    try:
+        try:
+            raise refused
+        except Exception:
+            raise RuntimeError("clumsily wrapped")  # noqa: B904 - that is the case.
+    except RuntimeError as error:
+        thrown = error
+    assert ends_of(thrown) == HELD
+    try:
+        try:
+            raise refused
+        except Exception:
+            raise RuntimeError("hidden") from None
+    except RuntimeError as error:
+        thrown = error
+    assert understood(thrown, received_at=NOW_S) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (Decimal("7200"), HELD),
+        (Fraction(7_200), HELD),
+        (Decimal("7199.9999999999999999999"), HELD),
+        (Decimal("-1e400"), (WaitEnds.ALREADY_OVER, None)),
+        (Decimal("1e400"), (WaitEnds.UNTIL_RELEASED, None)),
+        (Decimal("NaN"), (WaitEnds.UNTIL_RELEASED, None)),
+        (Decimal("sNaN"), (WaitEnds.UNTIL_RELEASED, None)),
+        (Fraction(10**400), (WaitEnds.UNTIL_RELEASED, None)),
+    ],
+    ids=str,
+)
+def test_an_exact_number_states_a_wait_and_is_rounded_up(value: Any, expected: Any):
+    assert ends_of(foreign("RateLimitError", retry_after=value)) == expected
+
+
 @pytest.mark.behaviour("W-011")
 @pytest.mark.parametrize("value", ["60", None, True, b"60", [60], {"s": 60}], ids=repr)
 def test_only_a_number_states_a_wait_in_a_typed_error(value: Any):
@@ -182,6 +236,7 @@ class Hostile(Exception):
 
 def test_looking_at_a_hostile_error_raises_nothing():
     assert understood(Hostile(), received_at=NOW_S) is None
+    assert known(foreign("RateLimitError", status_code=429, headers=Hostile())).retryable
     looped = ValueError("x")
     looped.__cause__ = KeyError("y")
     looped.__cause__.__cause__ = looped

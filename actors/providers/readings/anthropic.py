@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from ..grammar import Milliseconds, duration, instant, percent, rfc3339
 from ..stated import WaitKind, WaitScope
 from ..windows import UsageWindow
-from .generic import EXPLICIT, FIELDS, PHRASES, spent
+from .generic import EXPLICIT, FIELDS, PHRASES, ZONED_MOMENTS, spent
 from .response import Response, Statement, usage_window
 from .table import KindRow, Reading, UntilRow, named, worded
 
@@ -211,6 +211,7 @@ KINDS = (
 )
 UNTILS = (
     PHRASES,
+    ZONED_MOMENTS,
     FIELDS,
     UntilRow(
         "words",

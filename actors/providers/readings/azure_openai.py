@@ -11,11 +11,14 @@ from .response import Response
 from .table import KindRow, Reading, named, worded
 
 _TOKENS = re.compile(r"exceeded (?:the )?token rate limit", re.IGNORECASE)
+_CALLS = re.compile(
+    r"\brequests to the .{1,200}? have exceeded (?:the )?(?:\w+ ){1,2}rate limit", re.IGNORECASE
+)
 _AZURE = re.compile(r"azure openai|aka\.ms/oai|cognitive services", re.IGNORECASE)
 
 
 def _of_a_deployment(response: Response) -> bool:
-    if response.failing != 429:
+    if response.failing != 429 and _CALLS.search(response.words) is None:
         return False
     tokens = spent(response.value("x-ratelimit-remaining-tokens"))
     return tokens or _TOKENS.search(response.words) is not None
@@ -43,6 +46,12 @@ KINDS = (
         WaitKind.RATE_LIMITED,
         _of_a_deployment,
         WaitScope.MODEL,
+    ),
+    KindRow(
+        "words",
+        "`Requests to the … have exceeded call rate limit`",
+        WaitKind.RATE_LIMITED,
+        lambda response: _CALLS.search(response.words) is not None,
     ),
     named(
         "429",

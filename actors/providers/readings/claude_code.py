@@ -301,7 +301,7 @@ READING = Reading(
             "epoch seconds",
             _event_resets,
         ),
-        *anthropic.UNTILS[1:],
+        *anthropic.UNTILS[2:],  # Words are read above.
     ),
     recognises,
     aliases=("claude-agent-sdk", "claude_code"),

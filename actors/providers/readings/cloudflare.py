@@ -19,7 +19,8 @@ _ALLOCATION = re.compile(r"used up your (?:daily )?free allocation", re.IGNORECA
 
 
 def _page(response: Response) -> bool:
-    return response.failing in (403, 429) and (
+    bare = response.failing is None and response.transport == "text"
+    return (bare or response.failing in (403, 429)) and (
         "1015" in response.names or _LIMITED.search(response.text[:100_000]) is not None
     )
 
@@ -49,7 +50,7 @@ READING = Reading(
         named("3040", kind=WaitKind.OVERLOADED, scope=WaitScope.MODEL),
         KindRow(
             "words",
-            "403 or 429 with error 1015 (`You are being rate limited`)",
+            "error 1015 (`You are being rate limited`), with 403, 429 or no status",
             WaitKind.RATE_LIMITED,
             _page,
         ),

@@ -24,6 +24,8 @@ _NAMING = (
 )  # fmt: skip
 _NAMED_IN_TEXT = re.compile(
     r"""['"](?:type|code|status|reason|errorType|errorCode)['"]:[ ]?['"]([\w.-]{1,128})['"]"""
+    # What botocore says of an error.
+    r"""|\bAn error occurred \(([\w.-]{1,128})\) when calling the """
 )
 _MESSAGES = ("message", "Message", "msg", "error_description", "detail", "details", "title")
 
@@ -51,7 +53,8 @@ def faults_of(documents: tuple[Document, ...], text: str, *, served: bool) -> It
             if count == _FAULTS_MAX:
                 return
     if not documents and not served and text:
-        names = frozenset(name.lower() for name in _NAMED_IN_TEXT.findall(text))
+        found = _NAMED_IN_TEXT.findall(text)
+        names = frozenset(name.lower() for pair in found for name in pair if name)
         yield Fault(names, text, None, ())
 
 

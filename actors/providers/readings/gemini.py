@@ -10,7 +10,7 @@ READING = Reading(
     "Gemini API",
     google.KINDS,
     google.UNTILS,
-    google.has_details,
+    lambda response: google.has_details(response) or google.words_of_client(response),
     aliases=("google", "google-ai", "google-gemini"),
     notes="The real error may be a JSON text within another's `message`.",
 )

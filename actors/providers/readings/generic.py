@@ -24,7 +24,7 @@ from .phrases import stated_durations, stated_moments
 from .response import Response, Statement, after
 from .table import Reading, UntilRow, named
 
-_IETF_ITEM = re.compile(r";\s*r\s*=\s*([0-9]+)\b.*?;\s*t\s*=\s*([0-9]+)\b")
+_IETF_FIELD = re.compile(r";\s{0,8}([rt])\s{0,8}=\s{0,8}([0-9]+)(?![0-9.])")
 _IETF_FIELDS = re.compile(
     r"\bremaining\s*=\s*([0-9]+)\b[^;]{0,200}?\breset\s*=\s*([0-9]+)\b", re.IGNORECASE
 )
@@ -35,13 +35,16 @@ FIELD_UNITS_MS = {
     "retryAfter": 1_000,
     "retry_after_seconds": 1_000,
     "retryAfterSeconds": 1_000,
+    "retry-after": 1_000,
+    "Retry-After": 1_000,
+    "retry_after_secs": 1_000,
     "resets_in_seconds": 1_000,
     "reset_in_seconds": 1_000,
     "reset_after_seconds": 1_000,
     "retry_after_ms": 1,
     "retryAfterMs": 1,
 }
-FIELD_INSTANTS = ("resets_at", "reset_at", "resetsAt", "resetAt")
+FIELD_INSTANTS = ("resets_at", "reset_at", "resetsAt", "resetAt", "retry_at", "retryAt")
 
 
 def spent(value: str) -> bool:
@@ -63,9 +66,11 @@ def reset_value(response: Response, value: str, name: str, **whose: object) -> I
     if wait_ms is not None:
         yield after(response, wait_ms, source, raw, **whose)  # type: ignore[arg-type]
         return
-    at_ms: Milliseconds | None = (
-        rfc3339(value) if count is None else epoch(value, unit_ms=1_000 if count < 1e15 else 1)
-    )
+    at_ms: Milliseconds | None
+    if count is None:
+        at_ms = rfc3339(value) or http_date(value, received_ms=response.received_ms)
+    else:
+        at_ms = epoch(value, unit_ms=1_000 if count < 1e15 else 1)
     if at_ms is not None:
         yield Statement(at_ms, source, raw, **whose)  # type: ignore[arg-type]
 
@@ -103,10 +108,10 @@ def _ratelimit_reset(response: Response) -> Iterator[Statement]:
 def _ratelimit_items(response: Response) -> Iterator[Statement]:
     for value in response.values("ratelimit"):
         for item in value[:10_000].split(","):
-            match = _IETF_ITEM.search(item[:1_000])
-            if match is None or match[1].strip("0"):
+            stated = dict(_IETF_FIELD.findall(item[:1_000]))
+            if stated.get("r", "1").strip("0") or "t" not in stated:
                 continue
-            wait_ms = duration(match[2], unit_ms=1_000)
+            wait_ms = duration(stated["t"], unit_ms=1_000)
             if wait_ms is not None:
                 yield after(response, wait_ms, "header:ratelimit", f"ratelimit: {item.strip()}")
         fields = _IETF_FIELDS.search(value[:1_000])
@@ -192,12 +197,13 @@ EXPLICIT: tuple[UntilRow, ...] = (
 PHRASES = UntilRow(
     "words",
     "`try again in …`, `retry after …`, `wait …`, `reset(s) in …`",
-    "a spelled duration: `20s`, `634ms`, `7m12s`, `PT1M30S`, `4 days 20 hours 9 minutes`",
+    "a spelled duration: `20s`, `634ms`, `7m12s`, `PT1M30S`, `4 days 20 hours 9 minutes`; of a "
+    "range (`10-20 seconds`, `10s or 20s`) the far end. One with months or years states nothing",
     stated_durations,
 )
 ZONED_MOMENTS = UntilRow(
     "words",
-    "`resets at …`, `try again at …`",
+    "`resets at …`, `try again at …`, `limited until …`",
     "a moment that names its zone; one without states nothing",
     lambda response: stated_moments(response, zone=None, within_ms=7 * 86_400_000),
 )
@@ -205,7 +211,7 @@ FIELDS = UntilRow(
     "error",
     ", ".join(f"`{name}`" for name in (*FIELD_UNITS_MS, *FIELD_INSTANTS)),
     "by the name: milliseconds where it says so, else seconds (the longer reading); an `…at` is "
-    "epoch seconds or RFC 3339",
+    "epoch seconds (of thirteen digits, milliseconds) or RFC 3339",
     _fields,
 )
 X_RATELIMIT_WINDOWS = UntilRow(
@@ -234,7 +240,8 @@ WINDOWS: tuple[UntilRow, ...] = (
         "header",
         "`x-ratelimit-reset`, `x-rate-limit-reset`",
         "only where `x-ratelimit-remaining` (`x-rate-limit-remaining`) is 0. Below 1e9 seconds to "
-        "go, below 1e12 epoch seconds, else epoch milliseconds; or a spelled duration, or RFC 3339",
+        "go, below 1e12 epoch seconds, else epoch milliseconds; or a spelled duration, RFC 3339, "
+        "or an HTTP date",
         _x_ratelimit_reset,
     ),
     UntilRow(

@@ -102,9 +102,11 @@ READING = Reading(
             WaitScope.ACCOUNT,
         ),
         worded(
-            r"\bquota exceeded\b|exceeded your (?:[\w-]+ ){0,2}(?:weekly|monthly|session|premium"
-            r"|copilot|usage) (?:[\w-]+ ){0,3}(?:limit|allowance|quota|usage)",
-            "quota exceeded; exceeded your weekly (monthly, session, premium) limit",
+            r"\bquota exceeded\b|(?:exceeded|reached) your (?:[\w-]+ ){0,2}(?:weekly|monthly"
+            r"|session|premium|copilot|usage) (?:[\w-]+ ){0,3}(?:limit|allowance|quota|usage)"
+            r"|you(?:'ve| have) exhausted your (?:[\w-]+ ){0,4}(?:quota|allowance)",
+            "quota exceeded; exceeded your weekly (monthly, session, premium) limit; exhausted "
+            "your … quota",
             kind=_QUOTA,
             scope=WaitScope.ACCOUNT,
         ),
@@ -124,8 +126,9 @@ READING = Reading(
             kind=WaitKind.RATE_LIMITED,
         ),
         worded(
-            r"request was rate-limited|you(?:'ve| have) been rate-limited|\brate limit exceeded",
-            "your request was rate-limited, rate limit exceeded",
+            r"request was rate-limited|you(?:'ve| have) been rate-limited|\brate limit exceeded"
+            r"|you(?:'ve| have) exhausted (?:this|the) (?:[\w'.-]+ ){1,3}rate limit",
+            "your request was rate-limited, rate limit exceeded, exhausted this model's rate limit",
             kind=WaitKind.RATE_LIMITED,
         ),
         *openai.KINDS,

@@ -10,6 +10,7 @@ from .generic import UNTILS, in_header
 from .response import Response
 from .table import KindRow, Reading, named
 
+_WORDS = re.compile(r"\brate limit of [0-9]+ per [0-9]+s exceeded for User", re.IGNORECASE)
 _TYPE = re.compile(r"exceeded for (\w{1,64})", re.IGNORECASE)
 
 
@@ -24,7 +25,11 @@ def _whose(response: Response) -> tuple[WaitScope | None, str | None]:
 
 
 def _limited(response: Response) -> bool:
-    return "ratelimitreached" in response.names or response.failing == 429
+    return (
+        "ratelimitreached" in response.names
+        or response.failing == 429
+        or _WORDS.search(response.words) is not None
+    )
 
 
 def recognises(response: Response) -> bool:

@@ -16,6 +16,13 @@ _LIMIT_VALUE = re.compile(r"\blimit: ([0-9]+)")
 _TYPE = "type.googleapis.com/google.rpc."
 _PER_DAY = re.compile(r"PerDay|per_day", re.IGNORECASE)
 _PER_MODEL = re.compile(r"PerModel|per_base_model|per_model", re.IGNORECASE)
+_CLIENT = re.compile(
+    r"\b429 (?:resource (?:has been )?exhausted|you exceeded your current quota)", re.IGNORECASE
+)
+_RETRY_DELAY = re.compile(
+    r"\bretry_delay:? ?\{\s{0,20}(?:seconds: ([0-9]+)\s{0,20})?(?:nanos: ([0-9]+)\s{0,20})?\}"
+)
+_WORDS_MAX = 20_000
 PACIFIC = "America/Los_Angeles"
 
 
@@ -64,6 +71,20 @@ def never(response: Response) -> bool:
     """Whether every quota that the words name is zero: there is nothing to wait for."""
     limits = _LIMIT_VALUE.findall(response.words[:20_000])
     return bool(limits) and not any(limit.strip("0") for limit in limits)
+
+
+def words_of_client(response: Response) -> bool:
+    """Whether the words are those of Google's older client library."""
+    return _CLIENT.search(response.words[:_WORDS_MAX]) is not None
+
+
+def _retry_delay(response: Response) -> Iterator[Statement]:
+    if never(response):
+        return
+    for said in _RETRY_DELAY.finditer(response.words):
+        seconds, nanos = (number(each or "0", unit_ms=1) for each in said.groups())
+        wait_ms = (seconds or 0) * 1_000 + -(-(nanos or 0) // 1_000_000)
+        yield after(response, wait_ms, "text:retry_delay", " ".join(said[0].split()))
 
 
 def _scope(response: Response) -> WaitScope | None:
@@ -139,9 +160,13 @@ BUSY = worded(
 )
 RATE = KindRow(
     "error",
-    "`RESOURCE_EXHAUSTED` otherwise",
+    "`RESOURCE_EXHAUSTED` otherwise, also as the words `429 Resource (has been) exhausted`",
     WaitKind.RATE_LIMITED,
-    lambda response: "resource_exhausted" in response.names or response.failing == 429,
+    lambda response: (
+        "resource_exhausted" in response.names
+        or response.failing == 429
+        or words_of_client(response)
+    ),
 )
 UNAVAILABLE = KindRow(
     "error",
@@ -180,6 +205,12 @@ UNTILS = (
         "`RetryInfo.retryDelay`",
         "a protobuf duration: seconds with a fraction and an `s`, or an object",
         _retry_info,
+    ),
+    UntilRow(
+        "words",
+        "`retry_delay { seconds: 34 }`",
+        "the same as the older client library prints it",
+        _retry_delay,
     ),
     MIDNIGHT,
 )

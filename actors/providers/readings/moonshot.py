@@ -16,12 +16,19 @@ _PLAN = re.compile(
     r"|usage limit for (?:the|this) (?:billing )?cycle",
     re.IGNORECASE,
 )
+_RATE = re.compile(
+    r"\byour account .{0,200}?\breached (?:max|(?:the |your )?organization) ", re.IGNORECASE
+)
 _TYPES = {"rate_limit_reached_error", "exceeded_current_quota_error", "engine_overloaded_error"}
 
 
 def recognises(response: Response) -> bool:
-    return bool(_TYPES & response.names) or (
-        "access_terminated_error" in response.names and "kimi" in response.text[:20_000].lower()
+    return (
+        bool(_TYPES & response.names)
+        or _RATE.search(response.words) is not None
+        or (
+            "access_terminated_error" in response.names and "kimi" in response.text[:20_000].lower()
+        )
     )
 
 
@@ -44,6 +51,12 @@ READING = Reading(
         ),
         named("engine_overloaded_error", kind=WaitKind.OVERLOADED),
         named("rate_limit_reached_error", kind=WaitKind.RATE_LIMITED),
+        KindRow(
+            "words",
+            "`Your account … request reached max request`, `… reached organization … rate limit`",
+            WaitKind.RATE_LIMITED,
+            lambda response: _RATE.search(response.words) is not None,
+        ),
         *openai.KINDS,
     ),
     UNTILS,

@@ -25,13 +25,14 @@ _LEAD = re.compile(
       | 请在 | 请等待 | 请于 | 将在
     )
     (?:{_GAP}(?:about|approximately|around|at{_GAP}least|another|up{_GAP}to))?
-    [ \t\n]{{0,3}}
+    :?[ \t\n]{{0,3}}
     """,
     re.IGNORECASE | re.VERBOSE,
 )
 _RESET = re.compile(
     rf"\b(?:resets?|resetting|renews?|refresh(?:es)?|resumes?|try{_GAP}again|retry"
     rf"|available(?:{_GAP}again)?|continuing{_GAP}automatically)(?:{_GAP}(?:at|on|after))?{_GAP}"
+    rf"|\b(?:limited|blocked|throttled|paused|suspended|locked|wait){_GAP}until{_GAP}"
     r"|(?:将在|将于|请在|请于)[ \t]{0,3}",
     re.IGNORECASE,
 )

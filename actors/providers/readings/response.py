@@ -179,19 +179,11 @@ def _text(body: object) -> str:
 
 
 def _headers(headers: object) -> dict[str, tuple[str, ...]]:
-    # A client's header class joins repeated lines with commas in `items()`, and `30, 60` states
-    # nothing where two lines state 60 seconds. So its own list of lines is preferred.
-    lines = getattr(headers, "multi_items", None)
-    pairs: Iterable[object]
-    if callable(lines):
-        pairs = lines()
-    elif isinstance(headers, Mapping):
-        pairs = headers.items()
-    elif isinstance(headers, list | tuple):
-        pairs = headers
-    else:
-        return {}
     found: dict[str, tuple[str, ...]] = {}
+    try:
+        pairs = list(_pairs(headers))
+    except Exception:  # noqa: BLE001 - an error's headers may be anything.
+        return found
     for pair in pairs:
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             continue
@@ -201,6 +193,18 @@ def _headers(headers: object) -> dict[str, tuple[str, ...]]:
         if name and stripped:
             found[name] = found.get(name, ()) + stripped
     return found
+
+
+def _pairs(headers: object) -> Iterable[object]:
+    # A client's header class joins repeated lines with commas in `items()`, and `30, 60` states
+    # nothing where two lines state 60 seconds. So its own list of lines is preferred; that of the
+    # standard library's clients is no mapping at all.
+    lines = getattr(headers, "multi_items", None) or getattr(headers, "raw_items", None)
+    if callable(lines):
+        return lines()  # type: ignore[no-any-return]
+    if isinstance(headers, Mapping):
+        return headers.items()
+    return headers if isinstance(headers, list | tuple) else ()
 
 
 def _header_text(value: object) -> str:

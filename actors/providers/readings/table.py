@@ -83,6 +83,15 @@ KIND_BY_STATUS = {
     529: WaitKind.OVERLOADED,
 }
 
+KIND_BY_NAME = {
+    "insufficient_quota": WaitKind.QUOTA_EXHAUSTED,
+    "overloaded_error": WaitKind.OVERLOADED,
+    "rate_limit_error": WaitKind.RATE_LIMITED,
+    "rate_limit_exceeded": WaitKind.RATE_LIMITED,
+    "too_many_requests": WaitKind.RATE_LIMITED,
+}
+"""Where neither a row nor a status decides: what an error without a status calls itself."""
+
 
 def judge(reading: Reading, response: Response) -> Verdict:
     """Go through a reading's tables."""
@@ -102,6 +111,10 @@ def _kind(reading: Reading, response: Response) -> tuple[WaitKind, WaitScope | N
             scope, window = (None, None) if row.refined is None else row.refined(response)
             return row.kind, scope or row.scope, window or row.window
     kind = KIND_BY_STATUS.get(response.failing or 0, WaitKind.OTHER)
+    if kind is WaitKind.OTHER and response.failing is None:
+        # One service hands on another's error in a stream, under the other's name for it.
+        kind = next((KIND_BY_NAME[name] for name in sorted(response.names & KIND_BY_NAME.keys())),
+                    kind)  # fmt: skip
     return kind, WaitScope.ACCOUNT if kind is WaitKind.QUOTA_EXHAUSTED else None, None
 
 
