@@ -8,41 +8,45 @@ Runs in: the caller's task, on the loop thread.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import trio
 from msgspec.structs import replace
 
 from abeyance.storage.ownership import Ownership
 from abeyance.storage.store import Guard, Put, Refused, Row, Store
-from abeyance.storage.tables.runs import Choice, Run, RunItem, RunTransition
+from abeyance.storage.tables.runs import Choice, Run
 
 from .core import TrioActorRef
 from .core.clock import Clock
 from .domain.errors import QuiescedError
 from .domain.ingress import check_name
 from .domain.mode import HostMode
+from .domain.run_acts import (
+    RESUMABLE,
+    Decision,
+    cancelled,
+    check_decided,
+    check_reason,
+    read_decision,
+    settle_doubt,
+)
 from .domain.run_claims import Claim, Claims
 from .domain.run_errors import (
     InvalidRunError,
     RunOpenError,
     RunOwnedElsewhereError,
     RunStateError,
-    UnknownRunError,
     UnknownWorkflowError,
 )
 from .domain.run_rows import (
     ENDED,
     LIVE,
-    WAITING,
     RunId,
     check_key,
     first_request,
-    item_guard,
-    item_put,
     pack_plain,
     read_run_id,
-    unpacked,
 )
 from .domain.run_workflow import Workflow, check_workflow, other_version
 from .domain.runs import (
@@ -55,9 +59,15 @@ from .domain.runs import (
     WorkflowAdded,
 )
 from .lifetime import closed
+from .run_reading import (
+    check_run_listing,
+    list_runs,
+    read_history,
+    read_steps,
+    run_record,
+    status_of,
+)
 from .run_status import RunReceipt, RunStatus, RunStep, RunStepped
-
-PAGE_MAX: Final = 1_000
 
 
 class RunHandle:
@@ -199,24 +209,22 @@ class Workflows:
         text: str,
         by: str,
         *,
-        in_doubt: Literal["retry", "done"] | None = None,
+        in_doubt: Decision | None = None,
         result: Any = None,
         choice: Choice | None = None,
     ) -> RunReceipt:
         run = read_run_id(self._store, text)
-        record = self._record(run)
+        record = run_record(self._store, run)
         workflow = self._workflow(record.workflow)
         self._check_serving()
-        if in_doubt not in (None, "retry", "done"):
-            raise InvalidRunError("in_doubt", "must be 'retry' or 'done'")
-        packed = pack_plain(result, "result") if in_doubt == "done" else None
+        packed = read_decision(in_doubt, result)
         if record.state in LIVE and run in self._kept.given_up:
             # Its row says that it is live, and nothing here executes it.
             self._runs.tell(Begin(run))
             return RunReceipt(id=str(run), state=record.state, changed=True)
 
         def decide(record: Run) -> Run | None:
-            if record.state not in (*WAITING, "recovery_required"):
+            if record.state not in RESUMABLE:
                 return None
             if workflow.version != record.version:
                 raise RunStateError(
@@ -225,28 +233,12 @@ class Workflows:
                     run=str(run),
                     state=record.state,
                 )
-            if record.state == "recovery_required" and self._doubtful(run) and in_doubt is None:
-                raise RunStateError(
-                    f"run {str(run)!r} needs a decision: {record.reason}; nothing was done; say "
-                    "whether that is to be run again ('retry') or has happened ('done')",
-                    run=str(run),
-                    state=record.state,
-                )
+            check_decided(self._store, run, record, in_doubt)
             taken = self._claims.taken_up(record)
             return taken if choice is None else replace(taken, choice=choice)
 
         def settle(_row: Row) -> tuple[tuple[Guard, ...], tuple[Put, ...]]:
-            doubtful = self._doubtful(run)
-            if doubtful is None or in_doubt is None:
-                return (), ()
-            ordinal, row = doubtful
-            item: RunItem = row.record
-            item = (
-                replace(item, state="blocked")
-                if in_doubt == "retry"
-                else replace(item, state="done", result=packed, ended_ms=self._clock.now_ms())
-            )
-            return (item_guard(run, ordinal, row),), (item_put(run, ordinal, item),)
+            return settle_doubt(self._store, run, in_doubt, packed, self._clock.now_ms())
 
         self._kept.coming.add(run)
         try:
@@ -258,33 +250,13 @@ class Workflows:
             self._kept.coming.discard(run)
         return self._receipt(run, claim, begin=True)
 
-    def _doubtful(self, run: RunId) -> tuple[int, Row] | None:
-        """The first item that is `started` and no more; a life cannot go past it.
-
-        It is the last one where a process died; one that the workflow itself cut off, by a time
-        limit of its own, has others behind it.
-        """
-        for key, row in self._store.scan("run_items", run.row):
-            if isinstance(row, Row) and row.record.state == "started":
-                return int(key[2]), row
-        return None
-
     async def cancel(self, text: str, by: str, reason: str) -> RunReceipt:
         run = read_run_id(self._store, text)
-        self._record(run)
-        if not isinstance(reason, str) or len(reason) > 1_000:
-            raise InvalidRunError("reason", "must be text of at most 1,000 characters")
+        run_record(self._store, run)
+        check_reason(reason)
 
         def decide(record: Run) -> Run | None:
-            if record.state in ENDED:
-                return None
-            return replace(
-                record,
-                state="cancelled",
-                suspension=None,
-                reason=reason or f"cancelled by {by}",
-                changed_ms=self._clock.now_ms(),
-            )
+            return cancelled(record, reason, by, self._clock.now_ms())
 
         claim = await self._claims.move(run, decide, by)
         receipt = self._receipt(run, claim, begin=False)
@@ -311,62 +283,22 @@ class Workflows:
 
     def handle(self, text: str) -> RunHandle:
         run = read_run_id(self._store, text)
-        self._record(run)
+        run_record(self._store, run)
         return RunHandle(self, run)
 
     def status(self, text: str) -> RunStatus:
         run = read_run_id(self._store, text)
-        return self._status(run, self._record(run))
+        return status_of(self._store, run, run_record(self._store, run))
 
     def listing(self, state: str | None, workflow: str | None, limit: int) -> tuple[RunStatus, ...]:
-        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= PAGE_MAX:
-            raise InvalidRunError("limit", f"must be a whole number from 1 to {PAGE_MAX:,}")
-        if state is not None and state not in (*LIVE, *WAITING, *ENDED, "recovery_required"):
-            raise InvalidRunError("state", "is no state of a run")
-        if workflow is not None:
-            check_name(workflow, "workflow")
-        found: list[RunStatus] = []
-        for key, row in self._store.scan("runs"):
-            if len(found) == limit:
-                break
-            if not isinstance(row, Row):
-                continue
-            record: Run = row.record
-            if state not in (None, record.state) or workflow not in (None, record.workflow):
-                continue
-            found.append(self._status(RunId(str(key[0]), int(key[1])), record))
-        return tuple(found)
+        check_run_listing(state, workflow, limit)
+        return list_runs(self._store, state, workflow, limit)
 
     def steps(self, text: str) -> tuple[RunStep, ...]:
-        run = read_run_id(self._store, text)
-        self._record(run)
-        return tuple(
-            RunStep(
-                path=item.path,
-                state=item.state,
-                attempts=item.attempts,
-                result=unpacked(item.result),
-                error=item.error,
-                started_ms=item.started_ms,
-                ended_ms=item.ended_ms,
-            )
-            for _key, row in self._store.scan("run_items", run.row)
-            if isinstance(row, Row)
-            for item in (row.record,)
-        )
+        return read_steps(self._store, read_run_id(self._store, text))
 
     def transitions(self, text: str) -> tuple[RunStepped, ...]:
-        run = read_run_id(self._store, text)
-        self._record(run)
-        found: list[RunTransition] = [
-            row.record
-            for _key, row in self._store.scan("run_transitions", run.row)
-            if isinstance(row, Row)
-        ]
-        return tuple(
-            RunStepped(before=each.before, after=each.after, by=each.by, at_ms=each.at_ms)
-            for each in found
-        )
+        return read_history(self._store, read_run_id(self._store, text))
 
     async def wait(self, run: RunId) -> RunStatus:
         await trio.lowlevel.checkpoint()
@@ -374,55 +306,12 @@ class Workflows:
             if self._closed:
                 raise closed()
             stirred = self._news.changed
-            status = self._status(run, self._record(run))
+            status = status_of(self._store, run, run_record(self._store, run))
             if status.ended:
                 return status
             # Another process may have it: nobody here hears of that.
             with trio.move_on_after(WAIT_LOOK_S):
                 await stirred.wait()
-
-    def _record(self, run: RunId) -> Run:
-        row = self._store.get("runs", run.row)
-        if row is None:
-            raise UnknownRunError(
-                f"there is no run {str(run)!r}; nothing was done; list those there are",
-                run=str(run),
-            )
-        record: Run = row.record
-        return record
-
-    def _status(self, run: RunId, record: Run) -> RunStatus:
-        waits = record.suspension
-        last = next(iter(self._store.scan("run_items", run.row, reverse=True, limit=1)), None)
-        step = last[1].record.path if last is not None and isinstance(last[1], Row) else None
-        done = 0
-        if last is not None:
-            closed = isinstance(last[1], Row) and last[1].record.state in ("done", "failed")
-            done = int(last[0][2]) + closed
-        return RunStatus(
-            id=str(run),
-            key=run.key,
-            workflow=record.workflow,
-            version=record.version,
-            state=record.state,
-            reason=record.reason,
-            step=waits.path if waits is not None else step,
-            steps_done=done,
-            total=None if waits is None else waits.total,
-            provider=None if waits is None else waits.provider,
-            model=None if waits is None else waits.model,
-            window=None if waits is None else waits.window,
-            retry_at_ms=None if waits is None else waits.retry_at_ms,
-            resume_after_ms=None if waits is None else waits.resume_after_ms,
-            walls=record.walls,
-            lives=record.lives,
-            fallback=None
-            if record.choice is None
-            else (record.choice.provider, record.choice.model),
-            started_ms=record.started_ms,
-            changed_ms=record.changed_ms,
-            result=unpacked(record.result),
-        )
 
     def _workflow(self, name: object) -> Workflow:
         check_name(name, "workflow")

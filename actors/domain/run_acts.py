@@ -1,0 +1,102 @@
+"""What an operator decides of a run, on its rows: for a host and a stopped store alike. Pure.
+
+Invariants:
+    I1  Pressed twice, an act changes something once: the second finds a run that it is not for.
+    I2  An item in doubt is never decided by silence: a run that needs recovery because of one is
+        taken up only with a decision.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal, TypeAlias
+
+from msgspec.structs import replace
+
+from abeyance.storage.store import Guard, Put, Row, Store
+from abeyance.storage.tables.runs import Run, RunItem, RunState
+
+from .run_errors import InvalidRunError, RunStateError
+from .run_rows import ENDED, WAITING, RunId, item_guard, item_put, pack_plain
+
+Decision: TypeAlias = Literal["retry", "done"]
+"""Of an item that was running when its process died: run it again, or take it as done."""
+RESUMABLE: Final[frozenset[RunState]] = frozenset((*WAITING, "recovery_required"))
+REASON_CHARS_MAX: Final = 1_000
+
+
+def read_decision(in_doubt: object, result: Any) -> bytes | None:
+    """Check a decision on an item in doubt; the packed result where it is taken as done.
+
+    Raises:
+        InvalidRunError: Names the field; nothing was done.
+    """
+    if in_doubt not in (None, "retry", "done"):
+        raise InvalidRunError("in_doubt", "must be 'retry' or 'done'")
+    return pack_plain(result, "result") if in_doubt == "done" else None
+
+
+def check_reason(reason: object) -> None:
+    """Refuse what is no reason for a cancel.
+
+    Raises:
+        InvalidRunError: Names the field; nothing was done.
+    """
+    if not isinstance(reason, str) or len(reason) > REASON_CHARS_MAX:
+        raise InvalidRunError("reason", f"must be text of at most {REASON_CHARS_MAX:,} characters")
+
+
+def cancelled(record: Run, reason: str, by: str, now_ms: int) -> Run | None:
+    """The record of a run that ends now; None where it has ended already."""
+    if record.state in ENDED:
+        return None
+    return replace(
+        record,
+        state="cancelled",
+        suspension=None,
+        reason=reason or f"cancelled by {by}",
+        changed_ms=now_ms,
+    )
+
+
+def check_decided(store: Store, run: RunId, record: Run, in_doubt: Decision | None) -> None:
+    """Refuse to take a run up whose item in doubt nobody has decided.
+
+    Raises:
+        RunStateError: It needs a decision; nothing was done.
+    """
+    if record.state == "recovery_required" and in_doubt is None and doubtful(store, run):
+        raise RunStateError(
+            f"run {str(run)!r} needs a decision: {record.reason}; nothing was done; say "
+            "whether that is to be run again ('retry') or has happened ('done')",
+            run=str(run),
+            state=record.state,
+        )
+
+
+def doubtful(store: Store, run: RunId) -> tuple[int, Row] | None:
+    """The first item that is `started` and no more; a life cannot go past it.
+
+    It is the last one where a process died; one that the workflow itself cut off, by a time limit
+    of its own, has others behind it.
+    """
+    for key, row in store.scan("run_items", run.row):
+        if isinstance(row, Row) and row.record.state == "started":
+            return int(key[2]), row
+    return None
+
+
+def settle_doubt(
+    store: Store, run: RunId, in_doubt: Decision | None, packed: bytes | None, now_ms: int
+) -> tuple[tuple[Guard, ...], tuple[Put, ...]]:
+    """What a request needs to settle the run's item in doubt as it was decided."""
+    found = doubtful(store, run)
+    if found is None or in_doubt is None:
+        return (), ()
+    ordinal, row = found
+    item: RunItem = row.record
+    settled = (
+        replace(item, state="blocked")
+        if in_doubt == "retry"
+        else replace(item, state="done", result=packed, ended_ms=now_ms)
+    )
+    return (item_guard(run, ordinal, row),), (item_put(run, ordinal, settled),)

@@ -1,0 +1,140 @@
+"""Reading how runs stand from their rows: for a host and for a stopped store alike.
+
+A row that cannot be read hides nothing but what it says: a listing leaves it out, and who asks for
+it by name is told.
+
+Pure but for the store that is handed in.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from abeyance.storage.store import Row, Store
+from abeyance.storage.tables.runs import Run, RunTransition
+
+from .domain.ingress import check_name
+from .domain.run_errors import InvalidRunError, UnknownRunError
+from .domain.run_rows import ENDED, LIVE, WAITING, RunId, unpacked
+from .run_status import RunStatus, RunStep, RunStepped
+
+PAGE_MAX: Final = 1_000
+
+
+def check_run_listing(state: object, workflow: object, limit: object) -> None:
+    """Refuse a malformed filter or bound of a listing.
+
+    Raises:
+        InvalidRunError, InvalidNameError: Names the field.
+    """
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= PAGE_MAX:
+        raise InvalidRunError("limit", f"must be a whole number from 1 to {PAGE_MAX:,}")
+    if state is not None and state not in (*LIVE, *WAITING, *ENDED, "recovery_required"):
+        raise InvalidRunError("state", "is no state of a run")
+    if workflow is not None:
+        check_name(workflow, "workflow")
+
+
+def run_record(store: Store, run: RunId) -> Run:
+    """The row of a run.
+
+    Raises:
+        UnknownRunError: There is none.
+    """
+    row = store.get("runs", run.row)
+    if row is None:
+        raise UnknownRunError(
+            f"there is no run {str(run)!r}; nothing was done; list those there are",
+            run=str(run),
+        )
+    record: Run = row.record
+    return record
+
+
+def status_of(store: Store, run: RunId, record: Run) -> RunStatus:
+    """How a run stands, by its row and its last item."""
+    waits = record.suspension
+    last = next(iter(store.scan("run_items", run.row, reverse=True, limit=1)), None)
+    step = last[1].record.path if last is not None and isinstance(last[1], Row) else None
+    done = 0
+    if last is not None:
+        closed = isinstance(last[1], Row) and last[1].record.state in ("done", "failed")
+        done = int(last[0][2]) + closed
+    return RunStatus(
+        id=str(run),
+        key=run.key,
+        workflow=record.workflow,
+        version=record.version,
+        state=record.state,
+        reason=record.reason,
+        step=waits.path if waits is not None else step,
+        steps_done=done,
+        total=None if waits is None else waits.total,
+        provider=None if waits is None else waits.provider,
+        model=None if waits is None else waits.model,
+        window=None if waits is None else waits.window,
+        retry_at_ms=None if waits is None else waits.retry_at_ms,
+        resume_after_ms=None if waits is None else waits.resume_after_ms,
+        walls=record.walls,
+        lives=record.lives,
+        fallback=None if record.choice is None else (record.choice.provider, record.choice.model),
+        started_ms=record.started_ms,
+        changed_ms=record.changed_ms,
+        result=unpacked(record.result),
+    )
+
+
+def list_runs(
+    store: Store, state: str | None, workflow: str | None, limit: int
+) -> tuple[RunStatus, ...]:
+    """The runs of a store by key, in one state or of one workflow, at most so many."""
+    found: list[RunStatus] = []
+    for key, row in store.scan("runs"):
+        if len(found) == limit:
+            break
+        if not isinstance(row, Row):
+            continue
+        record: Run = row.record
+        if state not in (None, record.state) or workflow not in (None, record.workflow):
+            continue
+        found.append(status_of(store, RunId(str(key[0]), int(key[1])), record))
+    return tuple(found)
+
+
+def read_steps(store: Store, run: RunId) -> tuple[RunStep, ...]:
+    """A run's recorded items, in order.
+
+    Raises:
+        UnknownRunError: There is no such run.
+    """
+    run_record(store, run)
+    return tuple(
+        RunStep(
+            path=item.path,
+            state=item.state,
+            attempts=item.attempts,
+            result=unpacked(item.result),
+            error=item.error,
+            started_ms=item.started_ms,
+            ended_ms=item.ended_ms,
+        )
+        for _key, row in store.scan("run_items", run.row)
+        if isinstance(row, Row)
+        for item in (row.record,)
+    )
+
+
+def read_history(store: Store, run: RunId) -> tuple[RunStepped, ...]:
+    """The states a run went through, in order.
+
+    Raises:
+        UnknownRunError: There is no such run.
+    """
+    run_record(store, run)
+    found: list[RunTransition] = [
+        row.record for _key, row in store.scan("run_transitions", run.row) if isinstance(row, Row)
+    ]
+    return tuple(
+        RunStepped(before=each.before, after=each.after, by=each.by, at_ms=each.at_ms)
+        for each in found
+    )
