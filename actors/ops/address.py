@@ -28,7 +28,7 @@ from typing import Final, NamedTuple
 from abeyance.storage.directory import STORE
 from abeyance.storage.locks import is_locked
 
-from .protocol import ControlError
+from .errors import ControlError
 
 CONTROL_NAME: Final = "control"
 """The folder of the sockets, in the state directory."""

@@ -38,12 +38,11 @@ from .connection import (
     RefusedByHostError,
     this_requester,
 )
-from .protocol import (
-    EVERY_MODEL,
+from .errors import ControlError
+from .protocol import Hello
+from .reports import (
     AlertReport,
-    ControlError,
     EntryReport,
-    Hello,
     HostTreeReport,
     ImportReport,
     InboxRowReport,
@@ -56,6 +55,7 @@ from .protocol import (
     TreeReport,
     WaitReport,
 )
+from .requests import EVERY_MODEL
 
 NOT_ITS_OWN: Final = frozenset(
     {"agent_owned_elsewhere", "unknown_agent", "actor_dead", "message_not_kept"}

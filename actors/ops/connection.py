@@ -23,44 +23,42 @@ from abeyance.actors.core.tree import DEPTH, WIDTH
 from abeyance.actors.domain.archive_book import Kind
 
 from .address import HostSocket, socket_address
-from .protocol import (
-    EVERY_MODEL,
-    PROTOCOL,
-    REPLY_BYTES_MAX,
+from .errors import ControlError, UnsupportedProtocolError
+from .protocol import REPLY_BYTES_MAX, Hello, Reply, clean_requester
+from .reports import (
     AlertReport,
     AlertsReport,
-    AlertsRequest,
-    ControlError,
-    DeadLettersRequest,
     EntriesReport,
     EntryReport,
-    Hello,
     ImportReport,
-    ImportRequest,
     InboxReport,
-    InboxRequest,
     InboxRowReport,
     NodeReport,
-    QuarantineRequest,
     QuiesceReport,
-    QuiesceRequest,
     ReleaseReport,
-    ReleaseRequest,
     ReplayReport,
-    ReplayRequest,
-    Reply,
-    Request,
     RewindReport,
-    RewindRequest,
     StatusReport,
-    StatusRequest,
     TreeReport,
-    TreeRequest,
-    UnsupportedProtocolError,
     WaitReport,
     WaitsReport,
+)
+from .requests import (
+    EVERY_MODEL,
+    PROTOCOL,
+    AlertsRequest,
+    DeadLettersRequest,
+    ImportRequest,
+    InboxRequest,
+    QuarantineRequest,
+    QuiesceRequest,
+    ReleaseRequest,
+    ReplayRequest,
+    Request,
+    RewindRequest,
+    StatusRequest,
+    TreeRequest,
     WaitsRequest,
-    clean_requester,
 )
 
 TIMEOUT_S: Final = 10.0

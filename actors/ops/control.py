@@ -18,9 +18,9 @@ import contextlib
 import os
 import socket
 import stat
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Final
 
 import msgspec
 import trio
@@ -28,60 +28,12 @@ import trio
 from abeyance.actors._version import __version__
 from abeyance.actors.core.errors import AbeyanceError
 from abeyance.actors.core.logs import Log
-from abeyance.actors.domain.requesters import Door
 
 from .address import CONTROL_NAME, HostSocket, all_sockets, socket_address
-from .protocol import (
-    ERROR_CHARS_MAX,
-    EVERY_MODEL,
-    PROTOCOL,
-    REPLY_BYTES_MAX,
-    REQUEST_BYTES_MAX,
-    AdmissionReport,
-    AgentReport,
-    AlertReport,
-    AlertsReport,
-    AlertsRequest,
-    ControlError,
-    DeadLettersRequest,
-    EntriesReport,
-    EntryReport,
-    FailureReport,
-    HeldReport,
-    Hello,
-    HostReport,
-    ImportedReport,
-    ImportReport,
-    ImportRequest,
-    InboxReport,
-    InboxRequest,
-    InboxRowReport,
-    ModeReport,
-    NodeReport,
-    QuarantineRequest,
-    QuiesceReport,
-    QuiesceRequest,
-    ReleasedReport,
-    ReleaseReport,
-    ReleaseRequest,
-    RepairReport,
-    ReplayReport,
-    ReplayRequest,
-    Request,
-    RequestTooLargeError,
-    RewindReport,
-    RewindRequest,
-    StatusReport,
-    StatusRequest,
-    TreeReport,
-    TreeRequest,
-    WaitReport,
-    WaitsReport,
-    clean_requester,
-    error_line,
-    ok_line,
-    read_request,
-)
+from .answers import Controlled, answer
+from .errors import ControlError, RequestTooLargeError
+from .protocol import REPLY_BYTES_MAX, REQUEST_BYTES_MAX, Hello, error_line, ok_line, read_request
+from .requests import PROTOCOL
 
 CONNECTIONS_MAX: Final = 32
 IDLE_S_MAX: Final = 60.0
@@ -90,68 +42,6 @@ SEND_S_MAX: Final = 10.0
 """How long a client may take to read one reply."""
 
 _log = Log(__name__)
-
-
-class Controlled(Protocol):
-    """What the verbs need of a runtime."""
-
-    def status(self) -> Any:
-        """The structure that `StatusReport` mirrors, attribute by attribute."""
-
-    def provider_waits(self, agent: str | None = None) -> Sequence[Any]:
-        """The binding waits of one agent, or of all."""
-
-    def tree(self, *, depth_max: int, width_max: int) -> Any:
-        """The structure that `NodeReport` mirrors, attribute by attribute."""
-
-    async def release_provider_wait(
-        self, agent: str, model: str = "*", *, requester: str, door: Door
-    ) -> Any:
-        """End waits; `.released` of what is returned says which, and how far the record reached."""
-
-    async def quiesce(self, reason: str, within_s: float, *, requester: str, door: Door) -> Any:
-        """Start no more turns; the structure that `QuiesceReport` takes its fields from."""
-
-    async def resume(self, *, requester: str, door: Door) -> Any:
-        """Start turns again; `was_quiesced`, `reason` and `landed` of what is returned."""
-
-    def agent(self, name: str) -> Any:
-        """The handle of an agent; its `rewind` and `undo_rewind` are used."""
-
-    def dead_letters(self, *, before: int | None, limit: int) -> Sequence[Any]:
-        """Rows that `EntryReport` mirrors, the newest first."""
-
-    def quarantine(self, *, before: int | None, limit: int) -> Sequence[Any]:
-        """Rows that `EntryReport` mirrors, the newest first."""
-
-    def alerts(self, *, after: int | None, limit: int) -> Sequence[Any]:
-        """Rows that `AlertReport` mirrors, oldest first."""
-
-    async def import_deferred(
-        self, source: str, *, agent: str | None, wake: bool, dry_run: bool
-    ) -> Any:
-        """Accept a file's deferred messages; what `ImportReport` mirrors."""
-
-    async def inbox(self, agent: str | None, *, after: int | None, limit: int) -> Sequence[Any]:
-        """Rows that `InboxRowReport` mirrors, in the order they land."""
-
-    async def replay_dead_letter(
-        self,
-        id: int,  # noqa: A002
-        *,
-        requester: str,
-        door: Door,
-    ) -> Any:
-        """Send a dead letter's message again; the row, counted."""
-
-    async def replay_quarantined(
-        self,
-        id: int,  # noqa: A002
-        *,
-        requester: str,
-        door: Door,
-    ) -> Any:
-        """Send a quarantined message again; the row, counted."""
 
 
 class SocketTakenError(ControlError):
@@ -266,7 +156,7 @@ class _Server:
     async def _answer(self, line: bytes) -> bytes:
         try:
             request = read_request(line)
-            reply = ok_line(await self._do(request))
+            reply = ok_line(await answer(self._runtime, request))
         except ControlError as error:
             return error_line(error.code, str(error), error.field)
         except AbeyanceError as error:
@@ -284,144 +174,6 @@ class _Server:
                 "reply_too_large", "the answer is too large to send; ask for one agent"
             )
         return reply
-
-    async def _do(self, request: Request) -> msgspec.Struct:
-        if isinstance(request, StatusRequest):
-            return report_status(self._runtime.status())
-        if isinstance(request, ReleaseRequest):
-            receipt = await self._runtime.release_provider_wait(
-                request.agent,
-                EVERY_MODEL if request.scope is None else request.scope,
-                requester=clean_requester(request.requester),
-                door="cli",
-            )
-            return ReleaseReport(
-                released=tuple(_mirror(item, ReleasedReport) for item in receipt.released)
-            )
-        if isinstance(request, RewindRequest):
-            handle, by = self._runtime.agent(request.agent), clean_requester(request.requester)
-            if request.to is msgspec.UNSET:
-                return _mirror(await handle.undo_rewind(requester=by, door="cli"), RewindReport)
-            rewound = await handle.rewind(request.to, requester=by, door="cli")
-            return _mirror(rewound, RewindReport)
-        if isinstance(request, ImportRequest):
-            of = None if request.agent is msgspec.UNSET else request.agent
-            report = await self._runtime.import_deferred(
-                request.path, agent=of, wake=request.wake, dry_run=request.dry_run
-            )
-            return report_import(report)
-        if isinstance(request, QuiesceRequest):
-            return await self._quiesce(request)
-        if isinstance(request, TreeRequest):
-            tree = self._runtime.tree(depth_max=request.depth, width_max=request.width)
-            return TreeReport(tree=report_tree(tree))
-        if isinstance(request, DeadLettersRequest | QuarantineRequest):
-            dead = isinstance(request, DeadLettersRequest)
-            listing = self._runtime.dead_letters if dead else self._runtime.quarantine
-            before = None if request.before is msgspec.UNSET else request.before
-            entries = listing(before=before, limit=request.limit)
-            return EntriesReport(entries=tuple(_mirror(entry, EntryReport) for entry in entries))
-        if isinstance(request, AlertsRequest):
-            after = None if request.after is msgspec.UNSET else request.after
-            alerts = self._runtime.alerts(after=after, limit=request.limit)
-            return AlertsReport(alerts=tuple(_mirror(alert, AlertReport) for alert in alerts))
-        if isinstance(request, InboxRequest):
-            of = None if request.agent is msgspec.UNSET else request.agent
-            behind = None if request.after is msgspec.UNSET else request.after
-            rows = await self._runtime.inbox(of, after=behind, limit=request.limit)
-            return InboxReport(inbox=tuple(_mirror(row, InboxRowReport) for row in rows))
-        if isinstance(request, ReplayRequest):
-            dead = request.kind == "dead_letter"
-            replay = self._runtime.replay_dead_letter if dead else self._runtime.replay_quarantined
-            by = clean_requester(request.requester)
-            sent = await replay(request.id, requester=by, door="cli")
-            return ReplayReport(replayed=_mirror(sent, EntryReport))
-        agent = None if request.agent is msgspec.UNSET else request.agent
-        waits = self._runtime.provider_waits(agent)
-        return WaitsReport(waits=tuple(_mirror(wait, WaitReport) for wait in waits))
-
-    async def _quiesce(self, request: QuiesceRequest) -> QuiesceReport:
-        by, was = clean_requester(request.requester), self._runtime.status().mode
-        if request.end:
-            ended = await self._runtime.resume(requester=by, door="cli")
-            was_ = "quiesced" if ended.was_quiesced else "serving"
-            return QuiesceReport(
-                state="serving", was=was_, reason=ended.reason, landed=ended.landed
-            )
-        receipt = await self._runtime.quiesce(
-            request.reason, request.within_s, requester=by, door="cli"
-        )
-        return QuiesceReport(
-            state="quiesced",
-            was=was.state,
-            reason=receipt.reason,
-            abandoned=receipt.abandoned,
-            held=receipt.held,
-            runs_ended=receipt.runs_ended,
-            bodies_running=receipt.bodies_running,
-        )
-
-
-def report_status(status: Any) -> StatusReport:
-    """Copy a runtime's status into the shape that travels."""
-    agents = tuple(
-        _mirror(
-            agent,
-            AgentReport,
-            held=agent.held and _mirror(agent.held, HeldReport),
-            admission=_mirror(
-                agent.admission,
-                AdmissionReport,
-                waits=tuple(_mirror(wait, WaitReport) for wait in agent.admission.waits),
-            ),
-            pid=status.pid,
-        )
-        for agent in status.agents
-    )
-    waits = tuple(_mirror(wait, WaitReport) for wait in status.waits)
-    return _mirror(
-        status,
-        StatusReport,
-        agents=agents,
-        waits=waits,
-        open_pids=(),
-        hosts=(_mirror(status, HostReport),),
-        silent_pids=(),
-        mode=_mirror(status.mode, ModeReport),
-    )
-
-
-def report_import(report: Any) -> ImportReport:
-    """Copy an import's report into the shape that travels."""
-    return _mirror(
-        report,
-        ImportReport,
-        messages=tuple(_mirror(message, ImportedReport) for message in report.messages),
-        repairs=tuple(_mirror(repair, RepairReport) for repair in report.repairs),
-    )
-
-
-def report_tree(node: Any) -> NodeReport:
-    """Copy a tree into the shape that travels. Its texts are bounded as those of errors are."""
-    failure = node.last_failure
-    return _mirror(
-        node,
-        NodeReport,
-        children=tuple(map(report_tree, node.children)),
-        last_failure=failure
-        and FailureReport(
-            type=failure.type, text=failure.text[:ERROR_CHARS_MAX], at_ms=failure.at_ms
-        ),
-    )
-
-
-_T = TypeVar("_T", bound=msgspec.Struct)
-
-
-def _mirror(source: Any, kind: type[_T], **given: Any) -> _T:
-    """Make a `kind` of the attributes of the same names."""
-    names = (name for name in kind.__struct_fields__ if name not in given)
-    return kind(**given, **{name: getattr(source, name) for name in names})
 
 
 async def _send(stream: trio.SocketStream, line: bytes) -> None:

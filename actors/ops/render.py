@@ -20,7 +20,7 @@ from rich.text import Text
 from abeyance.actors.domain.ingress import clean_text, escaped_text
 
 from .instants import duration_text, ends_text, local_text
-from .protocol import (
+from .reports import (
     AgentReport,
     AlertReport,
     CheckReport,

@@ -38,15 +38,14 @@ from abeyance.storage.tables.agents import Agent
 from abeyance.storage.tables.slots import Head, Turn
 from abeyance.storage.tables.waits import LogLine, WaitReleased
 
+from .answers import report_import
 from .client import this_requester
-from .control import report_import
-from .protocol import (
-    EVERY_MODEL,
+from .errors import ControlError
+from .reports import (
     AdmissionReport,
     AgentReport,
     AlertReport,
     CheckReport,
-    ControlError,
     EntryReport,
     FindingReport,
     HeldReport,
@@ -61,6 +60,7 @@ from .protocol import (
     StatusReport,
     WaitReport,
 )
+from .requests import EVERY_MODEL
 
 ATTEMPTS_MAX = 10
 

@@ -16,9 +16,9 @@ import trio
 from rich.console import Console
 
 from abeyance.actors import __version__
-from abeyance.actors.ops import cli, render
+from abeyance.actors.ops import cli, render, shell, targets
 from abeyance.actors.ops.client import ControlClient
-from abeyance.actors.ops.protocol import ReleasedReport, ReleaseReport, WaitReport
+from abeyance.actors.ops.reports import ReleasedReport, ReleaseReport, WaitReport
 from abeyance.storage.codec import encode
 from abeyance.storage.errors import DiskFullError, ReadOnlyStoreError, StoreIOError
 from abeyance.storage.lmdb_store import LmdbStore
@@ -36,7 +36,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("TZ", "UTC")
     monkeypatch.delenv("FORCE_COLOR", raising=False)
-    monkeypatch.setattr(cli, "_now_ms", lambda: NOW_MS)
+    monkeypatch.setattr(shell, "now_ms", lambda: NOW_MS)
 
 
 async def run(*arguments: str) -> int:
@@ -354,7 +354,7 @@ async def test_host_that_does_not_answer_is_a_failure_and_the_store_is_not_opene
     monkeypatch: pytest.MonkeyPatch,
     listening: Any,
 ) -> None:
-    monkeypatch.setattr(cli, "ControlClient", lambda path: ControlClient(path, timeout_s=0.05))
+    monkeypatch.setattr(targets, "ControlClient", lambda path: ControlClient(path, timeout_s=0.05))
     with listening(state, pid=77):
         assert await run("status", str(state)) == 1
     printed = capsys.readouterr().err

@@ -30,7 +30,9 @@ from abeyance.actors.ops.client import (
     RefusedByHostError,
 )
 from abeyance.actors.ops.control import SocketTakenError, serve_control
-from abeyance.actors.ops.protocol import PROTOCOL, REQUEST_BYTES_MAX, UnsupportedProtocolError
+from abeyance.actors.ops.errors import UnsupportedProtocolError
+from abeyance.actors.ops.protocol import REQUEST_BYTES_MAX
+from abeyance.actors.ops.requests import PROTOCOL
 
 
 async def in_thread(function: Any, *arguments: Any) -> Any:

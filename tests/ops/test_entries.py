@@ -13,7 +13,7 @@ from abeyance.actors import HostedRuntime, Runtime, TrioActor, open_runtime
 from abeyance.actors.core import ReplaysExceededError
 from abeyance.actors.ops import cli
 from abeyance.actors.ops.client import ControlClient, RefusedByHostError
-from abeyance.actors.ops.protocol import PROTOCOL
+from abeyance.actors.ops.requests import PROTOCOL
 from abeyance.actors.ops.stopped import StoppedStore
 from abeyance.storage.codec import encode
 from abeyance.storage.lmdb_store import LmdbStore

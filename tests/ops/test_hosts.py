@@ -18,14 +18,14 @@ from rich.console import Console
 
 from abeyance.actors.core.errors import ActorDeadError, MessageNotKeptError
 from abeyance.actors.domain.errors import AgentOwnedElsewhereError, UnknownAgentError
-from abeyance.actors.ops import cli, render
+from abeyance.actors.ops import cli, render, targets
 from abeyance.actors.ops.address import all_sockets, host_sockets
 from abeyance.actors.ops.client import (
     ControlClient,
     HostSilentError,
     RefusedByHostError,
 )
-from abeyance.actors.ops.protocol import AgentReport, StatusReport, WaitReport
+from abeyance.actors.ops.reports import AgentReport, StatusReport, WaitReport
 
 HOST = """
 import sys, trio
@@ -158,7 +158,7 @@ def test_killed_host_is_neither_asked_nor_missed_and_another_releases_its_agent(
 def test_stopped_host_is_named_and_the_others_are_shown_and_steered(
     state: Path, hosts: tuple[Host, Host], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, "ControlClient", lambda path: ControlClient(path, timeout_s=1.5))
+    monkeypatch.setattr(targets, "ControlClient", lambda path: ControlClient(path, timeout_s=1.5))
     stopped = hosts[0].pid
     hosts[0].process.send_signal(signal.SIGSTOP)
     code, found, said = run("waits", str(state))

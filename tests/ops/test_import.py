@@ -106,7 +106,7 @@ async def test_two_hosts_of_a_directory_import_each_what_is_for_its_own_agents(
     state: Path, queue: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from abeyance.actors.ops.client import ControlClient
-    from abeyance.actors.ops.protocol import ImportedReport, ImportReport, RepairReport
+    from abeyance.actors.ops.reports import ImportedReport, ImportReport, RepairReport
 
     def report(name: str, place: int, other: int) -> ImportReport:
         taken = ImportedReport(agent=name, place=place, number=place + 1, id=name, seq=1)

@@ -26,7 +26,7 @@ from typing import Any, Final
 import trio
 from rich.console import Console
 
-from ..protocol import StateUnusableError
+from ..errors import StateUnusableError
 from .audit import DemoReport, Evidence, audit
 from .children import (
     Child,

@@ -26,7 +26,7 @@ import trio
 
 from abeyance.actors import AgentSpec, Tool, open_runtime, tool_context
 from abeyance.actors.core.errors import AbeyanceError
-from abeyance.actors.ops.control import report_status
+from abeyance.actors.ops.answers import report_status
 from abeyance.actors.providers import AnthropicProvider
 from abeyance.storage.errors import StorageError
 

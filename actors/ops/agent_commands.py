@@ -1,0 +1,208 @@
+"""The commands of agents: what they do and wait for, releases, rewinds, quiescing, and the tree."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from abeyance.actors.core.tree import DEPTH, DEPTH_MAX, NODES_MAX, WIDTH, format_tree
+from abeyance.actors.domain.errors import UnknownAgentError
+from abeyance.actors.domain.ingress import check_name
+from abeyance.actors.domain.mode import WITHIN_S, read_reason, read_window
+
+from . import shell, targets
+from .connection import HostSilentError, NoHostError
+from .render import json_text, print_quiesce, print_release, print_status, print_waits
+from .reports import TreeReport, WaitsReport
+from .requests import EVERY_MODEL
+from .shell import AsJson, StateDir
+from .targets import Target
+
+
+@shell.app.command()
+def status(directory: StateDir, as_json: AsJson = False) -> None:
+    """Show a host's agents, what they do, and what they wait for."""
+    target = targets.open_target(directory)
+    try:
+        report = target.status()
+    finally:
+        target.close()
+    if as_json:
+        typer.echo(json_text(report))
+    else:
+        print_status(shell.console(), report, shell.now_ms())
+    shell.say_silent(report.silent_pids)
+
+
+@shell.app.command()
+def waits(
+    directory: StateDir,
+    agent: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only this agent's waits.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the provider waits in force, with their ends."""
+    if agent is not None:
+        check_name(agent, "agent")
+    target = targets.open_target(directory)
+    try:
+        found = target.waits(agent)
+        if agent is not None and not found:
+            _check_known(target, agent)
+    finally:
+        target.close()
+    if as_json:
+        typer.echo(json_text(WaitsReport(waits=found)))
+    else:
+        print_waits(shell.console(), found, shell.now_ms())
+
+
+@shell.app.command()
+def release(
+    directory: StateDir,
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="Whose waits.")],
+    model: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Only this model's wait.")
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Every model's waits, as when no model is named.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """End provider waits by hand: a held turn goes on at once."""
+    if every and model is not None:
+        raise typer.BadParameter("--model and --all exclude each other")
+    check_name(agent, "agent")
+    scope = EVERY_MODEL if model is None else model
+    if scope != EVERY_MODEL:
+        check_name(scope, "model", reserved=False)
+    target = targets.open_target(directory, writing=True)
+    try:
+        report = target.release(agent, scope)
+    finally:
+        target.close()
+    try:
+        if as_json:
+            typer.echo(json_text(report))
+        else:
+            print_release(shell.console(), agent, report)
+    except (OSError, SystemExit) as error:  # The console ends the program where nobody reads.
+        shell.drop_output()
+        cause = error.strerror if isinstance(error, OSError) else "nobody reads it"
+        shell.say(f"the release was done; what it lifted cannot be printed ({cause})")
+
+
+@shell.app.command()
+def rewind(
+    directory: StateDir,
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="Whose transcript.")],
+    to: Annotated[
+        str | None, typer.Option(metavar="ID", help="The last message that stays, by its id.")
+    ] = None,
+    place: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, help="The same by its place; 0: none stays."),
+    ] = None,
+    undo: Annotated[bool, typer.Option("--undo", help="Put back what the last took out.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Take everything behind a message out of an agent's transcript. Waits and inbox stay."""
+    if (to is not None) + (place is not None) + undo != 1:
+        raise typer.BadParameter("name one of --to, --place and --undo")
+    check_name(agent, "agent")
+    if to is not None:
+        check_name(to, "to", reserved=False)
+    target = targets.open_target(directory)
+    try:
+        report = target.rewind(agent, to if to is not None else place)
+    finally:
+        target.close()
+    if as_json:
+        typer.echo(json_text(report))
+    elif report.first is None:
+        typer.echo(f"{agent}: nothing was behind it")
+    else:
+        done = "put back" if undo else "taken out, and kept for 7 days"
+        typer.echo(f"{agent}: places {report.first} to {report.last} {done}")
+
+
+@shell.app.command()
+def quiesce(
+    directory: StateDir,
+    reason: Annotated[
+        str, typer.Option(metavar="TEXT", help="Why, for whoever looks.")
+    ] = "an operator's",
+    within: Annotated[
+        float, typer.Option(metavar="S", help="How long live turns may run on.")
+    ] = WITHIN_S,
+    end: Annotated[bool, typer.Option("--end", help="Start turns again.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Start no more turns and wait until none lives, or with --end start them again. Durable."""
+    if not end:
+        read_reason(reason)
+        read_window(within)
+    target = targets.open_target(directory, writing=True)
+    try:
+        report = target.resume() if end else target.quiesce(reason, within)
+    finally:
+        target.close()
+    if as_json:
+        typer.echo(json_text(report))
+    else:
+        print_quiesce(shell.console(), report)
+    shell.say_silent(report.silent_pids)
+
+
+@shell.app.command()
+def tree(
+    directory: StateDir,
+    depth: Annotated[
+        int, typer.Option(metavar="N", min=1, max=DEPTH_MAX, help="How many levels.")
+    ] = DEPTH,
+    width: Annotated[
+        int,
+        typer.Option(metavar="N", min=1, max=NODES_MAX, help="Children of one supervisor."),
+    ] = WIDTH,
+    as_json: AsJson = False,
+) -> None:
+    """Show a running host's supervisors and actors, what waits for them and how they failed."""
+    try:
+        target = targets.reach_hosts(directory)
+    except NoHostError:
+        raise NoHostError(
+            f"no running host serves {directory}; the tree of actors exists only in a running "
+            "host; nothing was done; see the status for what the store holds"
+        ) from None
+    try:
+        found = target.tree(depth=depth, width=width)
+    finally:
+        target.close()
+    typer.echo(json_text(found) if as_json else _trees_text(found))
+    shell.say_silent(found.silent_pids)
+
+
+def _trees_text(found: TreeReport) -> str:
+    if not found.others:
+        return format_tree(found.tree)
+    trees = [(found.pid, found.tree), *((other.pid, other.tree) for other in found.others)]
+    return "\n\n".join(f"pid {pid}\n{format_tree(tree)}" for pid, tree in trees)
+
+
+def _check_known(target: Target, agent: str) -> None:
+    report = target.status()
+    if any(known.name == agent for known in report.agents):
+        return
+    if report.silent_pids:
+        pids = ", ".join(map(str, report.silent_pids))
+        raise HostSilentError(
+            f"the hosts that answered know no agent {agent!r} and no wait of one, and host process "
+            f"{pids} did not answer; nothing was done; look at that process, then ask again"
+        )
+    raise UnknownAgentError(
+        f"no agent {agent!r} is known there, and no wait of one; nothing was done; see the "
+        "status for the names there are",
+        agent=agent,
+    )

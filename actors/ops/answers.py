@@ -1,0 +1,308 @@
+"""What each verb of the control socket does with a runtime, and the shape in which it answers.
+
+Runs in: the server's task of the connection, on the loop thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
+
+import msgspec
+
+from abeyance.actors.domain.requesters import Door
+
+from .protocol import ERROR_CHARS_MAX, clean_requester
+from .reports import (
+    AdmissionReport,
+    AgentReport,
+    AlertReport,
+    AlertsReport,
+    EntriesReport,
+    EntryReport,
+    FailureReport,
+    HeldReport,
+    HostReport,
+    ImportedReport,
+    ImportReport,
+    InboxReport,
+    InboxRowReport,
+    ModeReport,
+    NodeReport,
+    QuiesceReport,
+    ReleasedReport,
+    ReleaseReport,
+    RepairReport,
+    ReplayReport,
+    RewindReport,
+    StatusReport,
+    TreeReport,
+    WaitReport,
+    WaitsReport,
+)
+from .requests import (
+    EVERY_MODEL,
+    AlertsRequest,
+    DeadLettersRequest,
+    ImportRequest,
+    InboxRequest,
+    QuarantineRequest,
+    QuiesceRequest,
+    ReleaseRequest,
+    ReplayRequest,
+    Request,
+    RewindRequest,
+    StatusRequest,
+    TreeRequest,
+    WaitsRequest,
+)
+
+
+class Controlled(Protocol):
+    """What the verbs need of a runtime."""
+
+    def status(self) -> Any:
+        """The structure that `StatusReport` mirrors, attribute by attribute."""
+
+    def provider_waits(self, agent: str | None = None) -> Sequence[Any]:
+        """The binding waits of one agent, or of all."""
+
+    def tree(self, *, depth_max: int, width_max: int) -> Any:
+        """The structure that `NodeReport` mirrors, attribute by attribute."""
+
+    async def release_provider_wait(
+        self, agent: str, model: str = "*", *, requester: str, door: Door
+    ) -> Any:
+        """End waits; `.released` of what is returned says which, and how far the record reached."""
+
+    async def quiesce(self, reason: str, within_s: float, *, requester: str, door: Door) -> Any:
+        """Start no more turns; the structure that `QuiesceReport` takes its fields from."""
+
+    async def resume(self, *, requester: str, door: Door) -> Any:
+        """Start turns again; `was_quiesced`, `reason` and `landed` of what is returned."""
+
+    def agent(self, name: str) -> Any:
+        """The handle of an agent; its `rewind` and `undo_rewind` are used."""
+
+    def dead_letters(self, *, before: int | None, limit: int) -> Sequence[Any]:
+        """Rows that `EntryReport` mirrors, the newest first."""
+
+    def quarantine(self, *, before: int | None, limit: int) -> Sequence[Any]:
+        """Rows that `EntryReport` mirrors, the newest first."""
+
+    def alerts(self, *, after: int | None, limit: int) -> Sequence[Any]:
+        """Rows that `AlertReport` mirrors, oldest first."""
+
+    async def import_deferred(
+        self, source: str, *, agent: str | None, wake: bool, dry_run: bool
+    ) -> Any:
+        """Accept a file's deferred messages; what `ImportReport` mirrors."""
+
+    async def inbox(self, agent: str | None, *, after: int | None, limit: int) -> Sequence[Any]:
+        """Rows that `InboxRowReport` mirrors, in the order they land."""
+
+    async def replay_dead_letter(
+        self,
+        id: int,  # noqa: A002
+        *,
+        requester: str,
+        door: Door,
+    ) -> Any:
+        """Send a dead letter's message again; the row, counted."""
+
+    async def replay_quarantined(
+        self,
+        id: int,  # noqa: A002
+        *,
+        requester: str,
+        door: Door,
+    ) -> Any:
+        """Send a quarantined message again; the row, counted."""
+
+
+async def answer(runtime: Controlled, request: Request) -> msgspec.Struct:
+    """Do what a checked request asks for, and return the report of it.
+
+    A checkpoint where the verb is. Cancelled: what was handed to the runtime is the runtime's to
+    finish.
+
+    Raises:
+        AbeyanceError: As the runtime's verb; its text says what is still true.
+    """
+    return await _ANSWERS[type(request)](runtime, request)
+
+
+async def _status(runtime: Controlled, _request: StatusRequest) -> StatusReport:
+    return report_status(runtime.status())
+
+
+async def _waits(runtime: Controlled, request: WaitsRequest) -> WaitsReport:
+    waits = runtime.provider_waits(_given(request.agent))
+    return WaitsReport(waits=tuple(_mirror(wait, WaitReport) for wait in waits))
+
+
+async def _release(runtime: Controlled, request: ReleaseRequest) -> ReleaseReport:
+    receipt = await runtime.release_provider_wait(
+        request.agent,
+        EVERY_MODEL if request.scope is None else request.scope,
+        requester=clean_requester(request.requester),
+        door="cli",
+    )
+    return ReleaseReport(released=tuple(_mirror(item, ReleasedReport) for item in receipt.released))
+
+
+async def _rewind(runtime: Controlled, request: RewindRequest) -> RewindReport:
+    handle, by = runtime.agent(request.agent), clean_requester(request.requester)
+    if request.to is msgspec.UNSET:
+        return _mirror(await handle.undo_rewind(requester=by, door="cli"), RewindReport)
+    rewound = await handle.rewind(request.to, requester=by, door="cli")
+    return _mirror(rewound, RewindReport)
+
+
+async def _import(runtime: Controlled, request: ImportRequest) -> ImportReport:
+    report = await runtime.import_deferred(
+        request.path, agent=_given(request.agent), wake=request.wake, dry_run=request.dry_run
+    )
+    return report_import(report)
+
+
+async def _quiesce(runtime: Controlled, request: QuiesceRequest) -> QuiesceReport:
+    by, was = clean_requester(request.requester), runtime.status().mode
+    if request.end:
+        ended = await runtime.resume(requester=by, door="cli")
+        was_ = "quiesced" if ended.was_quiesced else "serving"
+        return QuiesceReport(state="serving", was=was_, reason=ended.reason, landed=ended.landed)
+    receipt = await runtime.quiesce(request.reason, request.within_s, requester=by, door="cli")
+    return QuiesceReport(
+        state="quiesced",
+        was=was.state,
+        reason=receipt.reason,
+        abandoned=receipt.abandoned,
+        held=receipt.held,
+        runs_ended=receipt.runs_ended,
+        bodies_running=receipt.bodies_running,
+    )
+
+
+async def _tree(runtime: Controlled, request: TreeRequest) -> TreeReport:
+    return TreeReport(
+        tree=report_tree(runtime.tree(depth_max=request.depth, width_max=request.width))
+    )
+
+
+async def _dead_letters(runtime: Controlled, request: DeadLettersRequest) -> EntriesReport:
+    return _entries(runtime.dead_letters(before=_given(request.before), limit=request.limit))
+
+
+async def _quarantine(runtime: Controlled, request: QuarantineRequest) -> EntriesReport:
+    return _entries(runtime.quarantine(before=_given(request.before), limit=request.limit))
+
+
+def _entries(entries: Sequence[Any]) -> EntriesReport:
+    return EntriesReport(entries=tuple(_mirror(entry, EntryReport) for entry in entries))
+
+
+async def _alerts(runtime: Controlled, request: AlertsRequest) -> AlertsReport:
+    alerts = runtime.alerts(after=_given(request.after), limit=request.limit)
+    return AlertsReport(alerts=tuple(_mirror(alert, AlertReport) for alert in alerts))
+
+
+async def _inbox(runtime: Controlled, request: InboxRequest) -> InboxReport:
+    rows = await runtime.inbox(
+        _given(request.agent), after=_given(request.after), limit=request.limit
+    )
+    return InboxReport(inbox=tuple(_mirror(row, InboxRowReport) for row in rows))
+
+
+async def _replay(runtime: Controlled, request: ReplayRequest) -> ReplayReport:
+    dead = request.kind == "dead_letter"
+    replay = runtime.replay_dead_letter if dead else runtime.replay_quarantined
+    by = clean_requester(request.requester)
+    sent = await replay(request.id, requester=by, door="cli")
+    return ReplayReport(replayed=_mirror(sent, EntryReport))
+
+
+_Answer: TypeAlias = Callable[[Controlled, Any], Awaitable[msgspec.Struct]]
+_ANSWERS: Final[dict[type[msgspec.Struct], _Answer]] = {
+    StatusRequest: _status,
+    WaitsRequest: _waits,
+    ReleaseRequest: _release,
+    RewindRequest: _rewind,
+    ImportRequest: _import,
+    QuiesceRequest: _quiesce,
+    TreeRequest: _tree,
+    DeadLettersRequest: _dead_letters,
+    QuarantineRequest: _quarantine,
+    AlertsRequest: _alerts,
+    InboxRequest: _inbox,
+    ReplayRequest: _replay,
+}
+
+
+_V = TypeVar("_V")
+
+
+def _given(value: _V | msgspec.UnsetType) -> _V | None:
+    return None if value is msgspec.UNSET else value
+
+
+def report_status(status: Any) -> StatusReport:
+    """Copy a runtime's status into the shape that travels."""
+    agents = tuple(
+        _mirror(
+            agent,
+            AgentReport,
+            held=agent.held and _mirror(agent.held, HeldReport),
+            admission=_mirror(
+                agent.admission,
+                AdmissionReport,
+                waits=tuple(_mirror(wait, WaitReport) for wait in agent.admission.waits),
+            ),
+            pid=status.pid,
+        )
+        for agent in status.agents
+    )
+    waits = tuple(_mirror(wait, WaitReport) for wait in status.waits)
+    return _mirror(
+        status,
+        StatusReport,
+        agents=agents,
+        waits=waits,
+        open_pids=(),
+        hosts=(_mirror(status, HostReport),),
+        silent_pids=(),
+        mode=_mirror(status.mode, ModeReport),
+    )
+
+
+def report_import(report: Any) -> ImportReport:
+    """Copy an import's report into the shape that travels."""
+    return _mirror(
+        report,
+        ImportReport,
+        messages=tuple(_mirror(message, ImportedReport) for message in report.messages),
+        repairs=tuple(_mirror(repair, RepairReport) for repair in report.repairs),
+    )
+
+
+def report_tree(node: Any) -> NodeReport:
+    """Copy a tree into the shape that travels. Its texts are bounded as those of errors are."""
+    failure = node.last_failure
+    return _mirror(
+        node,
+        NodeReport,
+        children=tuple(map(report_tree, node.children)),
+        last_failure=failure
+        and FailureReport(
+            type=failure.type, text=failure.text[:ERROR_CHARS_MAX], at_ms=failure.at_ms
+        ),
+    )
+
+
+_T = TypeVar("_T", bound=msgspec.Struct)
+
+
+def _mirror(source: Any, kind: type[_T], **given: Any) -> _T:
+    """Make a `kind` of the attributes of the same names."""
+    names = (name for name in kind.__struct_fields__ if name not in given)
+    return kind(**given, **{name: getattr(source, name) for name in names})

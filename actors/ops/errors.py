@@ -1,0 +1,50 @@
+"""Errors of the operator's side: its protocol, its connections, and what it is pointed at."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from abeyance.actors.core.errors import AbeyanceError
+
+
+class ControlError(AbeyanceError):
+    """A control request or connection failed. Attribute `field`: what was wrong, or None."""
+
+    code: ClassVar[str] = "control"
+    field: str | None = None
+
+
+class MalformedRequestError(ControlError):
+    """The line is not one JSON object of a known shape; nothing was done."""
+
+    code = "malformed_request"
+
+
+class InvalidFieldError(ControlError):
+    """A field is missing, of the wrong type or no proper name; nothing was done."""
+
+    code = "invalid_field"
+
+
+class UnknownVerbError(ControlError):
+    """No such verb; nothing was done."""
+
+    code = "unknown_verb"
+
+
+class UnsupportedProtocolError(ControlError):
+    """The two sides speak different versions of this protocol; nothing was done."""
+
+    code = "unsupported_protocol"
+
+
+class StateUnusableError(ControlError):
+    """A directory that was named cannot be worked in. It was left as it is."""
+
+    code = "state_unusable"
+
+
+class RequestTooLargeError(ControlError):
+    """The line is longer than the bound; nothing was done and the connection is closed."""
+
+    code = "request_too_large"

@@ -1,0 +1,313 @@
+"""What the answers of a control socket carry, and what a stopped store is reported in: plain data.
+
+A structure that mirrors one of the runtime has its fields by the same names. `run_reports` has
+those of runs.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class HeldReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What stops a held turn."""
+
+    model: str
+    cause: str
+    deadline_ms: int | None
+    reason: str
+
+
+class WaitReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One binding wait. `deadline_ms` is None where only a release ends it."""
+
+    agent: str
+    model: str
+    deadline_ms: int | None
+    reason: str
+    set_ms: int
+
+
+class AdmissionReport(msgspec.Struct, frozen=True, kw_only=True):
+    """How an agent stands with its providers: what binds it, and how much of that is not stored
+    yet (of a stopped store: nothing) and how many calls are out."""
+
+    waits: tuple[WaitReport, ...]
+    pending: int
+    calls: int
+
+
+class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One agent. `turn`, `round` and `attempts` describe its open turn, or are None."""
+
+    name: str
+    state: str
+    model: str
+    turn: int | None
+    round: int | None
+    attempts: int | None
+    held: HeldReport | None
+    inbox: int
+    wakes: int
+    admission: AdmissionReport | None = None
+    """None: the host is of a version that does not say."""
+    pid: int | None = None
+    """The process that runs it; None for what a store says."""
+
+
+class ModeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether turns start: `serving`, `draining` or `quiesced`; why not, and since when."""
+
+    state: str
+    reason: str
+    by: str
+    since_ms: int | None
+
+
+class HostReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One process that hosts agents of the directory."""
+
+    pid: int
+    started_ms: int | None
+
+
+class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The hosts of a directory, or a store whose host serves no socket (`pid` and `started_ms` are
+    None). Of several hosts, both are the first's."""
+
+    directory: str
+    store_id: str
+    pid: int | None
+    started_ms: int | None
+    agents: tuple[AgentReport, ...]
+    waits: tuple[WaitReport, ...]
+    dead_letters: int
+    quarantine: int
+    open_pids: tuple[int, ...] = ()
+    """Of a store whose host serves no socket: the live processes that have it open all the same; 0
+    for one whose pid cannot be read."""
+    hosts: tuple[HostReport, ...] = ()
+    """Those that answered; the agents are theirs."""
+    silent_pids: tuple[int, ...] = ()
+    """Live hosts that gave no answer: what they run is not here."""
+    mode: ModeReport | None = None
+    """None: the host is of a version that does not say."""
+
+
+class FindingReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that is wrong with a store. `key` is the row's, as text."""
+
+    problem: str
+    table: str
+    key: str
+    text: str
+
+
+class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What reading every row of a store came to."""
+
+    directory: str
+    rows: int
+    findings: tuple[FindingReport, ...]
+    open_pids: tuple[int, ...]
+    """Processes that may have written meanwhile: then a dangling row may be none. Look again."""
+
+
+class WaitsReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to `waits`."""
+
+    waits: tuple[WaitReport, ...]
+
+
+class ReleasedReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One lifted wait. `recorded` survives a restart; `pending` binds here and is not in yet."""
+
+    agent: str
+    model: str
+    reach: str
+
+
+class ReleaseReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a release lifted; empty where nothing of that scope was binding."""
+
+    released: tuple[ReleasedReport, ...]
+
+
+class RewindReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The places between which lay what a rewind took out, or an undo put back; None: nothing."""
+
+    first: int | None
+    last: int | None
+
+
+class QuiesceReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a quiesce, or its end, came to in every host that answered."""
+
+    state: str
+    """`quiesced` or `serving`, durably."""
+    was: str
+    """What it was before; of a quiesce `serving` unless it was quiesced already."""
+    reason: str
+    abandoned: tuple[str, ...] = ()
+    """Agents whose live turn was ended at the window's end; one fresh turn each comes later."""
+    held: tuple[str, ...] = ()
+    runs_ended: tuple[str, ...] = ()
+    bodies_running: int = 0
+    """Tool bodies that run on though nobody waits for them."""
+    landed: int = 0
+    """Messages that had waited and are in their slots."""
+    silent_pids: tuple[int, ...] = ()
+    """Live hosts that gave no answer: they start no turn either, and drain within 30 s."""
+
+
+class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What something last failed with."""
+
+    type: str
+    text: str
+    at_ms: int
+
+
+class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A supervisor, or an actor, and what is below it. Mirrors `core.tree.TreeNode`."""
+
+    kind: str
+    id: str
+    name: str
+    state: str
+    strategy: str | None
+    restart: str
+    incarnation: int
+    restarts: int
+    recent_restarts: int
+    queued: int
+    oldest_s_max: float | None
+    in_flight_s_max: float | None
+    handled: int
+    last_failure: FailureReport | None
+    children: tuple[NodeReport, ...]
+    left_out: int
+
+
+class HostTreeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The tree of one of several hosts."""
+
+    pid: int
+    tree: NodeReport
+
+
+class TreeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to `tree`. A host fills in `tree`, its own."""
+
+    tree: NodeReport
+    pid: int | None = None
+    """Whose `tree` is, where a client asked several."""
+    others: tuple[HostTreeReport, ...] = ()
+    """Of the directory's other hosts."""
+    silent_pids: tuple[int, ...] = ()
+    """Live hosts that gave no answer."""
+
+
+class EntryReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of the dead letters or of the quarantine; what only the other has is empty or None.
+
+    `replayable` says whether the message itself is there: in the row, or in the host.
+    """
+
+    id: int
+    kind: str
+    actor: str
+    reason: str
+    message: str
+    replayable: bool
+    error: str
+    incarnation: int | None
+    deliveries: int | None
+    origin_kind: str | None
+    origin: int | None
+    replays: int
+    at_ms: int
+
+
+class EntriesReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to `dead-letters` and `quarantine`."""
+
+    entries: tuple[EntryReport, ...]
+
+
+class AlertReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One alert. `deadline_ms` is None where what it tells of does not end by itself."""
+
+    id: int
+    kind: str
+    agent: str
+    model: str
+    text: str
+    deadline_ms: int | None
+    episode: str
+    at_ms: int
+
+
+class AlertsReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to `alerts`."""
+
+    alerts: tuple[AlertReport, ...]
+
+
+class InboxRowReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that waits. Mirrors `domain.slot_inbox.InboxRow`."""
+
+    id: str
+    seq: int
+    author: str
+    agent: str
+    channel: str | None
+    state: str
+    cause: str
+    behind: str | None
+    wake: bool
+    size: int
+    at_ms: int
+
+
+class InboxReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to `inbox`."""
+
+    inbox: tuple[InboxRowReport, ...]
+
+
+class ImportedReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A message of a file that is accepted. Mirrors `importing.ImportedMessage`."""
+
+    agent: str
+    place: int
+    number: int
+    id: str
+    seq: int | None
+
+
+class RepairReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What was done about an entry that is not sound. Mirrors `domain.imports.ImportRepair`."""
+
+    kind: str
+    place: int | None
+    id: str | None
+    participant: str | None
+    text: str
+
+
+class ImportReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a file's entries: of those that were accepted, dropped, refused, mended."""
+
+    total: int
+    dry_run: bool
+    messages: tuple[ImportedReport, ...]
+    repairs: tuple[RepairReport, ...]
+
+
+class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a replay sent: the row, counted."""
+
+    replayed: EntryReport

@@ -1,0 +1,182 @@
+"""What can be asked through a control socket: each verb's fields, and what is malformed of them.
+
+Invariants:
+    I1  A request is checked whole, field by field, before anything is done for it.
+    I2  Only an omitted model or `*` means every model; any other value that is not a proper name
+        is refused, never read as "all".
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal, TypeAlias
+
+import msgspec
+
+from abeyance.actors.core.tree import DEPTH, DEPTH_MAX, NODES_MAX, WIDTH
+from abeyance.actors.domain.alert_book import check_after
+from abeyance.actors.domain.archive_book import check_number, check_page
+from abeyance.actors.domain.ingress import check_name
+from abeyance.actors.domain.mode import WITHIN_S, read_reason, read_window
+from abeyance.actors.domain.slot_inbox import check_listing
+
+from .errors import InvalidFieldError
+
+PROTOCOL: Final = 1
+"""Raised when the meaning of a verb or a field changes; new fields of a reply do not raise it."""
+EVERY_MODEL: Final = "*"
+
+
+class _Request(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="verb"
+):
+    protocol: int = PROTOCOL
+
+
+class StatusRequest(_Request, frozen=True, tag="status"):
+    """What the host runs and what waits."""
+
+
+class WaitsRequest(_Request, frozen=True, tag="waits"):
+    """The binding waits of one agent, or of all where `agent` is omitted."""
+
+    agent: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ReleaseRequest(_Request, frozen=True, tag="release"):
+    """End the waits of one agent: one model's, or every model's."""
+
+    agent: str
+    model: str | msgspec.UnsetType = msgspec.UNSET
+    requester: str = ""
+
+    @property
+    def scope(self) -> str | None:
+        """The model, or None for every model."""
+        if self.model is msgspec.UNSET or self.model == EVERY_MODEL:
+            return None
+        return self.model
+
+
+class TreeRequest(_Request, frozen=True, tag="tree"):
+    """The host's supervisors and actors: so many levels, and children of one supervisor."""
+
+    depth: Annotated[int, msgspec.Meta(ge=1, le=DEPTH_MAX)] = DEPTH
+    width: Annotated[int, msgspec.Meta(ge=1, le=NODES_MAX)] = WIDTH
+
+
+class _ListRequest(_Request, frozen=True):
+    before: int | msgspec.UnsetType = msgspec.UNSET
+    """Only rows with a smaller number."""
+    limit: int = 100
+
+
+class DeadLettersRequest(_ListRequest, frozen=True, tag="dead-letters"):
+    """Messages that were accepted and not handled, the newest first."""
+
+
+class QuarantineRequest(_ListRequest, frozen=True, tag="quarantine"):
+    """Messages whose handlers crashed past their last delivery, the newest first."""
+
+
+class AlertsRequest(_Request, frozen=True, tag="alerts"):
+    """What operators were told of, oldest first: the newest, or those behind a number."""
+
+    after: int | msgspec.UnsetType = msgspec.UNSET
+    limit: int = 100
+
+
+class InboxRequest(_Request, frozen=True, tag="inbox"):
+    """What was accepted and is in no transcript yet, of one agent, or agent by agent."""
+
+    agent: str | msgspec.UnsetType = msgspec.UNSET
+    after: int | msgspec.UnsetType = msgspec.UNSET
+    """Only rows with a greater number; with an agent."""
+    limit: int = 100
+
+
+class ReplayRequest(_Request, frozen=True, tag="replay"):
+    """Send the message of a row to its actor again."""
+
+    kind: Literal["dead_letter", "quarantine"]
+    id: int
+    requester: str = ""
+
+
+class RewindRequest(_Request, frozen=True, tag="rewind"):
+    """Rewind an agent's transcript to a message, by its id or place, or undo the last rewind."""
+
+    agent: str
+    to: str | Annotated[int, msgspec.Meta(ge=0)] | msgspec.UnsetType = msgspec.UNSET
+    undo: bool = False
+    requester: str = ""
+
+
+class QuiesceRequest(_Request, frozen=True, tag="quiesce"):
+    """Start no more turns, live ones drained within a window; or, with `end`, start them again."""
+
+    reason: str = ""
+    within_s: float = WITHIN_S
+    end: bool = False
+    requester: str = ""
+
+
+class ImportRequest(_Request, frozen=True, tag="import"):
+    """Accept the deferred messages of an older queue, from a file that the host can read."""
+
+    path: Annotated[str, msgspec.Meta(min_length=1, max_length=4_096)]
+    agent: str | msgspec.UnsetType = msgspec.UNSET
+    wake: bool = False
+    dry_run: bool = False
+
+
+Request: TypeAlias = (
+    StatusRequest
+    | WaitsRequest
+    | ReleaseRequest
+    | TreeRequest
+    | DeadLettersRequest
+    | QuarantineRequest
+    | AlertsRequest
+    | InboxRequest
+    | ReplayRequest
+    | RewindRequest
+    | QuiesceRequest
+    | ImportRequest
+)
+
+
+def check_request(request: Request) -> None:
+    """Refuse the first field whose value is malformed though its type is right.
+
+    Raises:
+        InvalidFieldError, InvalidInputError, InvalidNameError: Names the field; nothing was done.
+    """
+    named = WaitsRequest | ReleaseRequest | RewindRequest | ImportRequest
+    if isinstance(request, named) and request.agent is not msgspec.UNSET:
+        check_name(request.agent, "agent")
+    if isinstance(request, RewindRequest):
+        if isinstance(request.to, str):
+            check_name(request.to, "to", reserved=False)
+        if request.undo == (request.to is not msgspec.UNSET):
+            raise InvalidFieldError(
+                "a rewind names what it goes back to, or is an undo, and not both; nothing was "
+                "done; correct that field",
+                field="to",
+            )
+    if isinstance(request, ReleaseRequest) and request.scope is not None:
+        check_name(request.scope, "model", reserved=False)
+    if isinstance(request, _ListRequest):
+        check_page(None if request.before is msgspec.UNSET else request.before, request.limit)
+    if isinstance(request, InboxRequest):
+        agent = None if request.agent is msgspec.UNSET else request.agent
+        behind = None if request.after is msgspec.UNSET else request.after
+        check_listing(agent, behind, request.limit)
+    if isinstance(request, AlertsRequest):
+        check_after(None if request.after is msgspec.UNSET else request.after, request.limit)
+    if isinstance(request, ReplayRequest):
+        check_number(request.id, "id")
+    if isinstance(request, QuiesceRequest) and not request.end:
+        read_reason(request.reason)
+        read_window(request.within_s)

@@ -1,0 +1,84 @@
+"""What the commands of the command line share: the application, arguments, and the terminal.
+
+Runs in a process of its own. Blocking.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+
+OK: Final = 0
+FAILED: Final = 1
+UNUSABLE: Final = 2
+INTERRUPTED: Final = 130
+
+app = typer.Typer(
+    name="abeyance",
+    help="Look at and steer a host of LLM agents, running or stopped.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+COLUMNS_MIN: Final = 20
+"""A terminal that says it is narrower does not know its width."""
+
+
+def read_directory(text: str) -> Path:
+    if not text:
+        # As a path it would be the working directory, which a script whose variable is unset
+        # did not mean.
+        raise typer.BadParameter("the directory's name is empty")
+    return Path(text)
+
+
+StateDir = Annotated[
+    Path,
+    typer.Argument(metavar="DIR", help="The host's state directory.", parser=read_directory),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Before = Annotated[
+    int | None, typer.Option(metavar="ID", help="Only those with a smaller number: the next page.")
+]
+Limit = Annotated[int, typer.Option(metavar="N", help="At most so many, 1 to 1,000.")]
+
+
+def say_silent(pids: tuple[int, ...]) -> None:
+    """Name the hosts that gave no answer, and end with the exit code that says so."""
+    for pid in pids:
+        say(
+            f"host process {pid} did not answer; what it runs is not shown; look at that process, "
+            "then ask again"
+        )
+    if pids:
+        raise typer.Exit(FAILED)
+
+
+def say(line: str) -> None:
+    with suppress(OSError):  # Nowhere is left to say it.
+        typer.echo(f"abeyance: {line}", err=True)
+
+
+def drop_output() -> None:
+    """Send what is buffered for stdout, and what may follow, nowhere."""
+    with suppress(OSError, AttributeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def console() -> Console:
+    console = Console(highlight=False)
+    return console if console.width >= COLUMNS_MIN else Console(highlight=False, width=80)
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,81 @@
+"""Whom the command line asks: running hosts, or a store where none runs.
+
+Invariants:
+    I1  Running hosts are asked through their control sockets; only where none runs is the store
+        opened, and then read-only unless the verb changes something.
+
+Blocking.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from abeyance.actors.domain.archive_book import Kind
+
+from .client import ControlClient
+from .connection import NoHostError
+from .reports import (
+    AlertReport,
+    EntryReport,
+    ImportReport,
+    InboxRowReport,
+    QuiesceReport,
+    ReleaseReport,
+    ReplayReport,
+    RewindReport,
+    StatusReport,
+    WaitReport,
+)
+from .requests import EVERY_MODEL
+from .stopped import StoppedStore
+
+
+class Target(Protocol):
+    """Running hosts or a stopped store."""
+
+    def status(self) -> StatusReport: ...
+    def waits(self, agent: str | None = None) -> tuple[WaitReport, ...]: ...
+    def release(self, agent: str, model: str = EVERY_MODEL) -> ReleaseReport: ...
+    def rewind(self, agent: str, to: str | int | None) -> RewindReport: ...
+    def quiesce(self, reason: str, within_s: float) -> QuiesceReport: ...
+    def resume(self) -> QuiesceReport: ...
+    def entries(
+        self, kind: Kind, *, before: int | None = None, limit: int = 100
+    ) -> tuple[EntryReport, ...]: ...
+    def replay(self, kind: Kind, number: int, /) -> ReplayReport: ...
+    def alerts(self, *, after: int | None = None, limit: int = 100) -> tuple[AlertReport, ...]: ...
+    def inbox(
+        self, agent: str | None = None, *, after: int | None = None, limit: int = 100
+    ) -> tuple[InboxRowReport, ...]: ...
+    def import_deferred(
+        self, path: str, *, agent: str | None = None, wake: bool = False, dry_run: bool = False
+    ) -> ImportReport: ...
+    def close(self) -> None: ...
+
+
+def open_target(directory: Path, *, writing: bool = False) -> Target:
+    """Reach the hosts of a state directory, or open its store where no host runs.
+
+    Raises:
+        StorageError: There is no store there, or it cannot be opened; each kind says why.
+        HostSilentError: Hosts are there and none answers.
+    """
+    try:
+        return ControlClient(directory)
+    except NoHostError:
+        return StoppedStore(directory, writing=writing)
+
+
+def reach_hosts(directory: Path) -> ControlClient:
+    """Reach the hosts of a state directory, for what only a running host can tell.
+
+    Raises:
+        NoHostError: None runs. What is no store at all is refused as such.
+    """
+    try:
+        return ControlClient(directory)
+    except NoHostError:
+        StoppedStore(directory).close()
+        raise
