@@ -5,7 +5,8 @@ credential. The values of rows, and readings that fail, are their readers' busin
 
 Invariants:
     I1  Damaged keys hold until they are gone, or a release named the credential: an override with
-        the fingerprint of the damage, under the name that its waits are listed by.
+        the fingerprint of the damage, under the name that its waits are listed by. Those that name
+        nobody are listed, and released for every credential, under `*`.
     I2  The table is read once; while it has damaged keys, again once 30 s have passed, at the next
         question.
 
@@ -50,23 +51,31 @@ class AccountKeys:
 
     def damage(self, account: str) -> KeyDamage | None:
         """What holds every model of a credential and was not released; None where nothing does."""
+        lost = self._found().get(EVERY, [])
         mine = self._of(account)
-        if not mine:
+        if not mine or self._is_lifted(account, mine):
             return None
+        if account != EVERY and lost and self._is_lifted(EVERY, sorted(lost)):
+            mine = sorted(self._found().get(account, ()))
+            if not mine or self._is_lifted(account, mine):
+                return None
         fingerprint = _fingerprint(mine)
-        if self._overrides.lifts(f"{ACCOUNT_PREFIX}{account}", EVERY, fingerprint):
-            return None
         reason = f"the account's wait cannot be read: {len(mine)} have a damaged key"
         return KeyDamage(reason[:REASON_CHARS_MAX], fingerprint)
 
     def stands(self, name: str, fingerprint: str) -> bool:
         """Whether an override that is listed under this name is still of something."""
-        mine = self._of(name.removeprefix(ACCOUNT_PREFIX))
-        return bool(mine) and _fingerprint(mine) == fingerprint
+        account = name.removeprefix(ACCOUNT_PREFIX)
+        mine = [self._of(account), sorted(self._found().get(account, ()))]
+        return any(damaged and _fingerprint(damaged) == fingerprint for damaged in mine)
 
     def accounts(self) -> list[str]:
         """The credentials that a damaged key names; `*` where one names nobody."""
         return sorted(self._found())
+
+    def _is_lifted(self, account: str, damaged: list[str]) -> bool:
+        name = f"{ACCOUNT_PREFIX}{account}"
+        return self._overrides.lifts(name, EVERY, _fingerprint(damaged))
 
     def _of(self, account: str) -> list[str]:
         found = self._found()

@@ -160,9 +160,10 @@ class Accounts:
                 line.passed.clear()
 
     def lifted(self, account: str, model: str | None) -> None:
-        """The wall of a model, or (None) every wall, was released: call who is first."""
+        """The wall of a model, or (None) every wall, was released: call who is first. Of the
+        credential `*`, what nobody knows whose it was."""
         for (name, scope), line in self._lines.items():
-            if name == account and model in (None, scope):
+            if account in (name, EVERY) and model in (None, scope):
                 self._call_next(line)
 
     def _leave(self, place: tuple[str, str], agent: str) -> None:

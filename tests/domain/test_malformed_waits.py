@@ -310,3 +310,36 @@ async def test_a_damaged_key_of_a_wall_holds_whom_it_may_be_of_until_that_is_rel
                     transaction.delete(each, db=environment.tables["account_waits"])
             clock.advance(RECHECK_MS)
             assert held(books.book, "k", "third") == [False, False], "it is gone"
+
+
+@pytest.mark.behaviour("R-18", "R-35")
+async def test_a_release_of_the_wall_that_is_listed_of_nobody_frees_every_credential(
+    disk: Disk,
+) -> None:
+    good = codec.encode(Wait(deadline_ms=None, reason="w", set_ms=NOW, act="a"))
+    lost, named = b"\2k", cut("k")
+    disk.put_raw("account_waits", lost, codec.frame("account_waits", lost, 1, good))
+    clock = WallClock()
+
+    def held(book: WaitBook, *names: str) -> list[bool]:
+        accounts = Accounts(book, clock)
+        return [accounts.check(name, "ana", "m2", None) is not None for name in names]
+
+    with disk.opened() as store:
+        async with open_books(store, clock) as books:
+            (listed,) = books.book.listing()
+            (released,) = (await books.release(listed.agent)).released
+            assert (released.agent, released.reach) == (f"{ACCOUNT}*", "recorded")
+            assert books.book.listing() == ()
+            assert held(books.book, "k", "third") == [False, False]
+    disk.put_raw("account_waits", named, codec.frame("account_waits", named, 1, good))
+    with disk.opened() as store:
+        async with open_books(store, clock) as books:
+            await wait_all_tasks_blocked()
+            assert held(books.book, "k", "third") == [True, False], "one more, and it names whose"
+            await books.release(f"{ACCOUNT}k")
+            assert held(books.book, "k", "third") == [False, False]
+    with disk.opened() as store:
+        async with open_books(store, clock) as books:
+            await wait_all_tasks_blocked()
+            assert held(books.book, "k", "third") == [False, False], "both stay released"
