@@ -69,10 +69,29 @@ def print_status(console: Console, report: StatusReport, now_ms: int) -> None:
     else:
         console.print("No agents.")
     console.print()
+    _print_holds(console, report, now_ms)
     print_waits(console, report.waits, now_ms)
     if report.dead_letters or report.quarantine:
         console.print()
         console.print(f"{report.dead_letters} dead letters, {report.quarantine} in quarantine.")
+
+
+def _print_holds(console: Console, report: StatusReport, now_ms: int) -> None:
+    """Print what holds a turn and is no wait in the list: a quota, a pause, a credential."""
+    listed = {(wait.agent, wait.model) for wait in report.waits}
+    holds = [
+        (agent, agent.held)
+        for agent in report.agents
+        if agent.held is not None and (agent.name, agent.held.model) not in listed
+    ]
+    for agent, held in holds:
+        end = ends_text(held.deadline_ms)
+        if held.deadline_ms is not None:
+            end = f"until {end}, {duration_text(held.deadline_ms - now_ms)} left"
+        line = f"{agent.name} on {held.model}: {held.cause}, {end}; {held.reason}"
+        console.print(_shown(line), soft_wrap=True)
+    if holds:
+        console.print()
 
 
 def _mode_line(mode: ModeReport, now_ms: int) -> Text:

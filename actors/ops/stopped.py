@@ -26,8 +26,10 @@ from abeyance.actors.domain.errors import AgentOwnedElsewhereError, UnknownAgent
 from abeyance.actors.domain.imports import plan_import, report_dry
 from abeyance.actors.domain.ingress import check_name
 from abeyance.actors.domain.mode import plan_mode, read_mode, read_reason, read_window
+from abeyance.actors.domain.quota_hold import QuotaHold, read_quota_hold
 from abeyance.actors.domain.slot_inbox import check_listing, listed
-from abeyance.actors.domain.wait_book import ACCOUNT, ProviderWait, WaitBook
+from abeyance.actors.domain.wait_book import ACCOUNT, ProviderWait, WaitAct, WaitBook
+from abeyance.actors.domain.wait_offer import line_of
 from abeyance.storage.check import check
 from abeyance.storage.codec import encode
 from abeyance.storage.errors import UnreadableRecordError
@@ -36,7 +38,7 @@ from abeyance.storage.locks import is_locked
 from abeyance.storage.store import Append, Committed, Delete, Guard, NotStored, Put, Request
 from abeyance.storage.tables.agents import Agent
 from abeyance.storage.tables.slots import Head, Turn
-from abeyance.storage.tables.waits import LogLine, WaitReleased
+from abeyance.storage.tables.waits import Override, WaitReleased
 
 from .answers import report_import
 from .client import this_requester
@@ -284,8 +286,8 @@ class StoppedStore:
             UnknownAgentError: No such agent and no wait of one; nothing was released.
             AgentOwnedElsewhereError: A live process owns it; nothing was released.
             ReleaseContestedError: Another process wrote the same rows again and again.
-            NeedsHostError: It is a credential, or the agent is held by a quota without an instant
-                or by keys that cannot be read; nothing was released.
+            NeedsHostError: It is a credential, or the agent is held by keys that cannot be read;
+                nothing was released.
             StorageError: The commit failed; nothing was released.
         """
         check_name(agent, "agent")
@@ -304,17 +306,18 @@ class StoppedStore:
             owner = self._owner_guard(agent)
             self._refuse_what_is_no_row(agent, model)
             lifted = [w for w in self._waits.listing(agent) if model in (EVERY_MODEL, w.model)]
-            if not lifted:
-                self._refuse_quota(agent, model)
+            quota = self._quota(agent, model)
+            if not lifted and quota is None:
                 return ReleaseReport(released=())
-            outcomes = self._store.commit(*self._requests(owner, lifted))
+            outcomes = self._store.commit(*self._requests(agent, owner, lifted, quota))
             if all(isinstance(outcome, Committed) for outcome in outcomes):
                 for wait in lifted:
                     self._waits.unreadable.mend((wait.agent, wait.model))
+                self._waits.forget(agent)
+                models = [wait.model for wait in lifted] + ([] if quota is None else [quota.model])
                 return ReleaseReport(
                     released=tuple(
-                        ReleasedReport(agent=wait.agent, model=wait.model, reach="recorded")
-                        for wait in lifted
+                        ReleasedReport(agent=agent, model=each, reach="recorded") for each in models
                     )
                 )
             if isinstance(outcomes[0], NotStored):
@@ -359,7 +362,7 @@ class StoppedStore:
             turn=number,
             round=None if turn is None else turn.round,
             attempts=None if turn is None else turn.attempts,
-            held=None if turn is None else _held(turn, waits),
+            held=None if turn is None else _held(turn, waits, quota=self._waits.quota_hold(name)),
             inbox=inbox,
             wakes=self._count("wakes", (name,)),
             admission=admission,
@@ -389,37 +392,34 @@ class StoppedStore:
 
     # -- releasing ---------------------------------------------------------------------------
 
-    def _requests(self, owner: Guard, lifted: list[ProviderWait]) -> list[Request]:
+    def _requests(
+        self, agent: str, owner: Guard, lifted: list[ProviderWait], quota: QuotaHold | None
+    ) -> list[Request]:
         """The requests of one release. They are decided in one transaction, and hold together."""
-        by, now_ms = this_requester(), self._clock.now_ms()
-        guards: list[Guard] = [owner]
-        unreadable: list[tuple[str, str]] = []
-        puts: list[Put] = []
-        appends: list[Append] = []
-        for wait in lifted:
-            key = (wait.agent, wait.model)
-            try:
-                row = self._store.get("waits", key)
-            except UnreadableRecordError:
-                unreadable.append(key)
-            else:
-                guards.append(Guard("waits", key, 0 if row is None else row.counter))
-            released = WaitReleased(by=by, at_ms=now_ms, act=f"{now_ms:x}-{secrets.token_hex(6)}")
-            puts.append(Put("waits", key, encode(released)))
-            line = LogLine(
-                event="wait_released",
-                agent=wait.agent,
-                model=wait.model,
-                text=f"by {by}",
-                at_ms=now_ms,
+        acts = [WaitAct((agent, wait.model), self._released()) for wait in lifted]
+        if quota is not None:
+            by, now_ms = this_requester(), self._clock.now_ms()
+            override = Override(
+                fingerprint=quota.fingerprint, by=by, at_ms=now_ms, act=_act_id(now_ms)
             )
-            appends.append(Append("log", encode(line)))
+            acts.append(WaitAct((agent, quota.model, "quota"), override, "overrides"))
+        guards: list[Guard] = [owner]
+        unreadable: list[tuple[str, Any]] = []
+        for act in acts:
+            try:
+                row = self._store.get(act.table, act.key)
+            except UnreadableRecordError:
+                unreadable.append((act.table, act.key))
+            else:
+                guards.append(Guard(act.table, act.key, 0 if row is None else row.counter))
+        puts = [Put(act.table, act.key, encode(act.record)) for act in acts]
+        appends = [Append("log", encode(line_of(act))) for act in acts]
         if not unreadable:
             return [Request(guards=tuple(guards), puts=tuple(puts), appends=tuple(appends))]
         # Nothing can be put over a row that cannot be read, and it has no counter to guard: it is
         # deleted first. Under the same guards, so that it stays where the rest is refused.
-        deletes = tuple(Delete("waits", key) for key in unreadable)
-        gone = tuple(Guard("waits", key, 0) for key in unreadable)
+        deletes = tuple(Delete(table, key) for table, key in unreadable)
+        gone = tuple(Guard(table, key, 0) for table, key in unreadable)
         return [
             Request(guards=tuple(guards), deletes=deletes),
             Request(guards=gone, puts=tuple(puts), appends=tuple(appends)),
@@ -440,15 +440,17 @@ class StoppedStore:
                 field="agent",
             )
 
-    def _refuse_quota(self, agent: str, model: str) -> None:
-        _, turn = self._open_turn(agent)
-        held = None if turn is None else turn.held
-        if held is not None and held.cause == "quota" and model in (EVERY_MODEL, held.model):
-            raise NeedsHostError(
-                f"agent {agent!r} is held by an exhausted quota of {held.model} that states no "
-                "instant; nothing was released; start its host, then release",
-                field="agent",
-            )
+    def _released(self) -> WaitReleased:
+        now_ms = self._clock.now_ms()
+        return WaitReleased(by=this_requester(), at_ms=now_ms, act=_act_id(now_ms))
+
+    def _quota(self, agent: str, model: str) -> QuotaHold | None:
+        """The quota that holds the agent's turn, of this model, and was not released."""
+        hold = read_quota_hold(self._store, agent)
+        if hold is None or model not in (EVERY_MODEL, hold.model):
+            return None
+        is_over = self._waits.overrides.quota(agent, hold.model) == hold.fingerprint
+        return None if is_over else hold
 
     def _owner_guard(self, agent: str) -> Guard:
         """See that no live process owns the agent; the guard under which that still holds."""
@@ -477,8 +479,13 @@ def _record(row: Any) -> Any:
     return None if row is None else row.record
 
 
-def _held(turn: Turn, waits: tuple[ProviderWait, ...]) -> HeldReport | None:
-    """What the turn names, with the end and the reason of the wait that it names."""
+def _act_id(now_ms: int) -> str:
+    return f"{now_ms:x}-{secrets.token_hex(6)}"
+
+
+def _held(turn: Turn, waits: tuple[ProviderWait, ...], *, quota: str | None) -> HeldReport | None:
+    """What the turn names, with the end and the reason of the wait that it names; `quota` is the
+    model of a quota that holds it still."""
     held = turn.held
     if held is None:
         return None
@@ -490,6 +497,10 @@ def _held(turn: Turn, waits: tuple[ProviderWait, ...]) -> HeldReport | None:
                 deadline_ms=wait.deadline_ms,
                 reason=wait.reason,
             )
-    over = "its wait is over or released; it goes on at the next start"
-    reason = over if held.cause == "wait" else "quota exhausted; an operator ends this hold"
+    if quota is not None:
+        reason = "quota exhausted; an operator ends this hold"
+    elif held.cause in ("cooldown", "host"):
+        reason = "its pause was over with its process; it goes on at the next start"
+    else:
+        reason = "its wait is over or released; it goes on at the next start"
     return HeldReport(model=held.model, cause=held.cause, deadline_ms=None, reason=reason)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import lmdb
+import msgspec
 import pytest
 import trio
 
@@ -19,6 +20,7 @@ from abeyance.actors.domain.errors import AgentOwnedElsewhereError, UnknownAgent
 from abeyance.actors.ops import cli
 from abeyance.actors.ops.client import ControlClient
 from abeyance.actors.ops.stopped import NeedsHostError, StoppedStore
+from abeyance.actors.providers.port import ModelRequest, ProviderError
 from abeyance.actors.testing import ScriptedProvider
 from abeyance.actors.testing.scripted import fail, reply
 from abeyance.storage.codec import encode
@@ -26,7 +28,7 @@ from abeyance.storage.errors import ReadOnlyStoreError
 from abeyance.storage.keys import encode_key
 from abeyance.storage.lmdb_store import LmdbStore
 from abeyance.storage.store import Committed, Guard, Put, Request
-from abeyance.storage.tables.slots import Held, Turn
+from abeyance.storage.tables.slots import Held
 from abeyance.storage.tables.waits import LogLine, WaitReleased
 
 
@@ -213,36 +215,98 @@ async def test_release_of_an_unknown_agent_is_refused_on_a_stopped_store(state: 
     store.close()
 
 
-async def test_quota_hold_is_not_pretended_to_be_released_without_its_host(state: Path) -> None:
+NO_QUOTA = '{"error": {"type": "insufficient_quota", "code": "insufficient_quota"}}'
+
+
+@pytest.mark.behaviour("W-114", "W-121")
+@pytest.mark.parametrize("spoilt", [False, True], ids=["new", "over a damaged release"])
+async def test_quota_hold_that_is_released_on_a_stopped_store_goes_on_at_the_next_start(
+    state: Path, capsys: pytest.CaptureFixture[str], spoilt: bool
+) -> None:
+    def empty() -> Any:
+        return fail(429, body=NO_QUOTA, provider="openai")
+
+    async with open_runtime(state, control=False) as runtime:
+        ana = await runtime.add_agent(spec(ScriptedProvider([empty()])))
+        await ana.send("hello")
+        await ana.wait_idle()
+    assert cli.main(["status", str(state)]) == 0
+    assert "ana on m1: quota, until released" in capsys.readouterr().out
+    assert cli.main(["release", str(state), "ana", "--model", "m2"]) == 0
+    assert capsys.readouterr().out.startswith("No wait of ana")
+    if spoilt:
+        store = StoppedStore(state, writing=True)
+        assert store.release("ana").released
+        store.close()
+        damage(state, "overrides", "ana", "m1", "quota")
+    assert cli.main(["release", str(state), "ana"]) == 0
+    assert capsys.readouterr().out == "Released ana on m1: recorded.\n"
+    assert cli.main(["release", str(state), "ana"]) == 0
+    assert capsys.readouterr().out.startswith("No wait of ana"), "it was released"
+    assert cli.main(["status", str(state), "--json"]) == 0
+    [report] = json.loads(capsys.readouterr().out)["agents"]
+    assert report["held"]["reason"].startswith("its wait is over or released")
+    provider = ScriptedProvider([empty()])
+    async with open_runtime(state, control=False) as runtime:
+        ana = await runtime.add_agent(spec(provider))
+        await ana.wait_idle()
+        assert len(provider.requests) == 1
+    assert cli.main(["status", str(state)]) == 0
+    assert "ana on m1: quota, until released" in capsys.readouterr().out, "another hold"
+
+
+async def test_release_of_every_model_ends_a_quota_hold_beside_a_wait_on_a_stopped_store(
+    state: Path,
+) -> None:
+    steps = [fail(429, retry_after=7_200), fail(429, body=NO_QUOTA, provider="openai")]
+    async with open_runtime(state, control=False) as runtime:
+        ana = await runtime.add_agent(spec(ScriptedProvider(steps)))
+        with pytest.raises(ProviderError):
+            await ana.auxiliary_call(ModelRequest(model="m2", messages=()))
+        await ana.send("hello")
+        await ana.wait_idle()
+    stopped = StoppedStore(state, writing=True)
+    released = stopped.release("ana").released
+    stopped.close()
+    assert [(each.model, each.reach) for each in released] == [
+        ("m2", "recorded"),
+        ("m1", "recorded"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cause", "reason"),
+    [
+        ("cooldown", "its pause was over with its process; it goes on at the next start"),
+        ("host", "its pause was over with its process; it goes on at the next start"),
+        ("wait", "its wait is over or released; it goes on at the next start"),
+    ],
+)
+async def test_stopped_store_says_of_a_held_turn_what_holds_it_still(
+    state: Path, cause: Any, reason: str
+) -> None:
     await hold(state)
     store = LmdbStore.open(state, clock_ms=lambda: 0)
     turn = store.get("turns", ("ana", 1))
-    wait = store.get("waits", ("ana", "m1"))
     assert turn is not None
-    assert wait is not None
-    record: Turn = turn.record
-    quota = Turn(
-        **{name: getattr(record, name) for name in record.__struct_fields__}
-        | {"held": Held(agent="ana", model="m1", cause="quota")}
-    )
+    record = msgspec.structs.replace(turn.record, held=Held(agent="ana", model="m1", cause=cause))
     released = WaitReleased(by="test", at_ms=1, act="a")
     [outcome] = store.commit(
         Request(
             guards=(Guard("turns", ("ana", 1), turn.counter),),
             puts=(
-                Put("turns", ("ana", 1), encode(quota)),
+                Put("turns", ("ana", 1), encode(record)),
                 Put("waits", ("ana", "m1"), encode(released)),
             ),
         )
     )
     assert isinstance(outcome, Committed)
     store.close()
-    stopped = StoppedStore(state, writing=True)
-    assert stopped.status().agents[0].state == "held"
-    with pytest.raises(NeedsHostError):
-        stopped.release("ana")
-    assert stopped.release("ana", "m2").released == ()
+    stopped = StoppedStore(state)
+    held = stopped.status().agents[0].held
     stopped.close()
+    assert held is not None
+    assert held.reason == reason
 
 
 HOST_WITHOUT_A_SOCKET = """
