@@ -9,15 +9,10 @@ Invariants:
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
 from typing import Any
-
-import msgspec
 
 from abeyance.storage.tables.blocks import (
     Block,
-    Blocks,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
@@ -33,6 +28,19 @@ from .port import (
     StopReason,
     Usage,
 )
+from .reasoning import signature_for
+from .sse import ServerSentEvent
+from .wire import (
+    Pieces,
+    StatedError,
+    UnreadableReplyError,
+    error_of,
+    integer_at,
+    kept,
+    object_at,
+    read_json,
+    text_at,
+)
 
 _STOPS = {
     "end_turn": StopReason.END_TURN,
@@ -42,17 +50,22 @@ _STOPS = {
     "model_context_window_exceeded": StopReason.OUTPUT_LIMIT,
     "refusal": StopReason.REFUSAL,
 }
+_TERMINAL_TYPES = frozenset(
+    {
+        "invalid_request_error",
+        "authentication_error",
+        "permission_error",
+        "not_found_error",
+        "request_too_large",
+        "billing_error",
+    }
+)
 _USAGE_FIELDS = {
     "input_tokens": "input_tokens",
     "output_tokens": "output_tokens",
     "cache_read_input_tokens": "cache_read_tokens",
     "cache_creation_input_tokens": "cache_write_tokens",
 }
-_INTEGER_BITS = 64
-
-
-class UnreadableReplyError(ValueError):
-    """A reply breaks its own wire, or holds what cannot be kept."""
 
 
 def request_body(request: ModelRequest) -> dict[str, Any]:
@@ -88,14 +101,11 @@ def _block(block: Block) -> dict[str, Any] | None:
             return {"type": "text", "text": block.text} if block.text.strip() else None
         case ThinkingBlock(redacted=True):
             return {"type": "redacted_thinking", "data": block.thinking}
-        case ThinkingBlock():
-            if not block.signature:
+        case ThinkingBlock(thinking=thinking):
+            signature = signature_for(None, block)
+            if not signature:
                 return None
-            return {
-                "type": "thinking",
-                "thinking": block.thinking,
-                "signature": block.signature,
-            }
+            return {"type": "thinking", "thinking": thinking, "signature": signature}
         case ToolUseBlock():
             return {"type": "tool_use", "id": block.id, "name": block.name, "input": block.input}
         case ToolResultBlock():
@@ -107,54 +117,46 @@ def _block(block: Block) -> dict[str, Any] | None:
             }
 
 
-def read_json(text: str) -> dict[str, Any]:
-    """Read one JSON object of the wire.
-
-    Integers past 64 bits become floats, as in any reader of JavaScript's numbers: no record holds
-    them otherwise. NaN and infinities are refused.
-
-    Raises:
-        UnreadableReplyError: It is no JSON object.
-    """
-    try:
-        value = json.loads(text, parse_int=_integer, parse_constant=_constant)
-    except (ValueError, RecursionError) as error:
-        raise UnreadableReplyError(f"an event holds no JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise UnreadableReplyError("an event's JSON is no object")
-    return value
-
-
 class ReplyAssembly:
     """Builds one reply out of its events, in order."""
 
     def __init__(self, on_delta: OnDelta) -> None:
         self.complete = False
         self._on_delta = on_delta
-        self._open: dict[int, dict[str, Any]] = {}
+        self._open: dict[int, tuple[dict[str, Any], Pieces]] = {}
         self._blocks: dict[int, Block | None] = {}
         self._usage: dict[str, int] = {}
         self._stop: str | None = None
 
-    def feed(self, event: dict[str, Any]) -> None:
-        """Take one event. Types that this version does not know are skipped, as the wire asks.
+    def feed(self, event: ServerSentEvent) -> None:
+        """Take one event of the stream. See `Assembly.feed`."""
+        data = read_json(event.data)
+        if event.name == "error" or data.get("type") == "error":
+            kind, message = error_of(data)
+            raise StatedError(message, retryable=None if kind in _TERMINAL_TYPES else True)
+        self.take(data)
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Take one event's data. Types that this version does not know are skipped, as the wire
+        asks.
 
         Raises:
             UnreadableReplyError: It does not fit what came before it.
         """
         match event.get("type"):
             case "message_start":
-                self._count(_dict(event, "message").get("usage"))
+                self._count(object_at(event, "message").get("usage"))
             case "content_block_start":
-                self._open[_int(event, "index")] = dict(_dict(event, "content_block"))
+                block = object_at(event, "content_block")
+                self._open[integer_at(event, "index")] = block, Pieces()
             case "content_block_delta":
-                self._delta(_int(event, "index"), _dict(event, "delta"))
+                self._delta(integer_at(event, "index"), object_at(event, "delta"))
             case "content_block_stop":
-                index = _int(event, "index")
-                self._blocks[index] = _closed(self._opened(index))
+                index = integer_at(event, "index")
+                self._blocks[index] = _closed(*self._opened(index))
                 del self._open[index]
             case "message_delta":
-                self._stop = _dict(event, "delta").get("stop_reason") or self._stop
+                self._stop = object_at(event, "delta").get("stop_reason") or self._stop
                 self._count(event.get("usage"))
             case "message_stop":
                 self.complete = True
@@ -171,28 +173,28 @@ class ReplyAssembly:
         blocks = [block for _, block in sorted(self._blocks.items()) if block is not None]
         if len(blocks) < len(self._blocks) and stop is not StopReason.OUTPUT_LIMIT:
             raise UnreadableReplyError("a tool call's input is no JSON object")
-        return ModelReply(_kept(blocks or [TextBlock(text="")]), stop, Usage(**self._usage))
+        return ModelReply(kept(blocks or [TextBlock(text="")]), stop, Usage(**self._usage))
 
-    def _opened(self, index: int) -> dict[str, Any]:
-        block = self._open.get(index)
-        if block is None:
+    def _opened(self, index: int) -> tuple[dict[str, Any], Pieces]:
+        opened = self._open.get(index)
+        if opened is None:
             raise UnreadableReplyError(f"block {index} was not opened")
-        return block
+        return opened
 
     def _delta(self, index: int, delta: dict[str, Any]) -> None:
-        block = self._opened(index)
+        _, pieces = self._opened(index)
         match delta.get("type"):
             case "text_delta":
-                _append(block, "text", _str(delta, "text"))
-                self._on_delta(ReplyDelta("text", index, _str(delta, "text")))
+                pieces.add("text", text_at(delta, "text"))
+                self._on_delta(ReplyDelta("text", index, text_at(delta, "text")))
             case "thinking_delta":
-                _append(block, "thinking", _str(delta, "thinking"))
-                self._on_delta(ReplyDelta("thinking", index, _str(delta, "thinking")))
+                pieces.add("thinking", text_at(delta, "thinking"))
+                self._on_delta(ReplyDelta("thinking", index, text_at(delta, "thinking")))
             case "signature_delta":
-                _append(block, "signature", _str(delta, "signature"))
+                pieces.add("signature", text_at(delta, "signature"))
             case "input_json_delta":
-                piece = _str(delta, "partial_json")
-                _append(block, "partial_json", piece)
+                piece = text_at(delta, "partial_json")
+                pieces.add("partial_json", piece)
                 self._on_delta(ReplyDelta("tool_input", index, piece))
 
     def _count(self, usage: Any) -> None:
@@ -203,75 +205,26 @@ class ReplyAssembly:
                 self._usage[field] = value
 
 
-def _closed(block: dict[str, Any]) -> Block | None:
+def _closed(block: dict[str, Any], pieces: Pieces) -> Block | None:
     """A finished block; None for a tool call whose input was cut off."""
+
+    def whole(field: str) -> str:
+        start = block.get(field)
+        return (start if isinstance(start, str) else "") + pieces.joined(field)
+
     match block.get("type"):
         case "text":
-            return TextBlock(text=_joined(block, "text"))
+            return TextBlock(text=whole("text"))
         case "thinking":
-            return ThinkingBlock(
-                thinking=_joined(block, "thinking"), signature=_joined(block, "signature")
-            )
+            return ThinkingBlock(thinking=whole("thinking"), signature=whole("signature"))
         case "redacted_thinking":
-            return ThinkingBlock(thinking=_str(block, "data"), redacted=True)
+            return ThinkingBlock(thinking=text_at(block, "data"), redacted=True)
         case "tool_use":
-            pieces = block.get("pieces.partial_json", [])
+            given = pieces.joined("partial_json")
             try:
-                value = read_json("".join(pieces)) if any(pieces) else _dict(block, "input")
+                value = read_json(given) if given else object_at(block, "input")
             except UnreadableReplyError:
                 return None
-            return ToolUseBlock(id=_str(block, "id"), name=_str(block, "name"), input=value)
+            return ToolUseBlock(id=text_at(block, "id"), name=text_at(block, "name"), input=value)
         case kind:
             raise UnreadableReplyError(f"a block of type {kind!r} cannot be kept")
-
-
-def _append(block: dict[str, Any], field: str, piece: str) -> None:
-    """Pieces are joined once, at the block's end: adding strings is quadratic in a long reply."""
-    block.setdefault(f"pieces.{field}", []).append(piece)
-
-
-def _joined(block: dict[str, Any], field: str) -> str:
-    start = block.get(field)
-    return (start if isinstance(start, str) else "") + "".join(block.get(f"pieces.{field}", []))
-
-
-def _kept(blocks: Iterable[Block]) -> tuple[Block, ...]:
-    try:
-        return msgspec.convert(msgspec.to_builtins(tuple(blocks)), Blocks)
-    except (msgspec.ValidationError, RecursionError) as error:
-        raise UnreadableReplyError(f"the reply cannot be kept: {error}") from error
-
-
-def _dict(event: dict[str, Any], field: str) -> dict[str, Any]:
-    value = event.get(field)
-    if not isinstance(value, dict):
-        raise UnreadableReplyError(f"{field} is no object")
-    return value
-
-
-def _int(event: dict[str, Any], field: str) -> int:
-    value = event.get(field)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise UnreadableReplyError(f"{field} is no integer")
-    return value
-
-
-def _str(event: dict[str, Any], field: str) -> str:
-    value = event.get(field)
-    if not isinstance(value, str):
-        raise UnreadableReplyError(f"{field} is no text")
-    return value
-
-
-def _integer(digits: str) -> int | float:
-    value = int(digits)  # Past 4,300 digits a ValueError, as for any other text that is no JSON.
-    if -(2 ** (_INTEGER_BITS - 1)) <= value < 2**_INTEGER_BITS:
-        return value
-    number = float(digits)
-    if number in (float("inf"), float("-inf")):
-        raise ValueError("a number past every float")
-    return number
-
-
-def _constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON")

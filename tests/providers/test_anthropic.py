@@ -16,12 +16,7 @@ import pytest
 import trio
 
 from abeyance.actors.providers import AnthropicProvider, ProviderNotInstalledError
-from abeyance.actors.providers.anthropic_wire import (
-    ReplyAssembly,
-    UnreadableReplyError,
-    read_json,
-    request_body,
-)
+from abeyance.actors.providers.anthropic_wire import ReplyAssembly, request_body
 from abeyance.actors.providers.failures import refusal
 from abeyance.actors.providers.port import (
     ModelReply,
@@ -35,6 +30,7 @@ from abeyance.actors.providers.port import (
     permitted,
 )
 from abeyance.actors.providers.transport import PermitTransport
+from abeyance.actors.providers.wire import UnreadableReplyError, read_json
 from abeyance.actors.testing import Answer, ProviderSimulator, SimulatedTool, WireRequest
 from abeyance.storage.tables.blocks import (
     Block,
@@ -170,7 +166,7 @@ async def test_a_transcript_goes_over_the_wire_as_it_is():
 def assembled(*events: dict[str, Any]) -> ModelReply:
     assembly = ReplyAssembly(lambda _delta: None)
     for event in events:
-        assembly.feed(event)
+        assembly.take(event)
     return assembly.reply()
 
 
