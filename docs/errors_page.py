@@ -108,7 +108,9 @@ FAMILIES = (
     _family("Demo", "nothing outside the demo's own state was touched", "who runs it", "DemoError"),
 )
 
-INTERNAL = frozenset({"EventTooLongError", "UnreadableReplyError", "UnknownCrashpointError"})
+INTERNAL = frozenset(
+    {"EventTooLongError", "StatedError", "UnreadableReplyError", "UnknownCrashpointError"}
+)
 """Never leave the module group that raises them: an adapter turns the first two into its own
 error, and the last is for whoever arms a crash point."""
 

@@ -1,5 +1,6 @@
 """Adapters at the wire, and one reader of what providers state about waiting."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .capacity import CapacityExhaustedError, Exhaustion, capacity_error_of, exhaustion_of
@@ -24,7 +25,9 @@ from .usage import read_usage
 from .windows import UsageReading, UsageWindow
 
 if TYPE_CHECKING:
-    from .anthropic import AnthropicProvider, ProviderNotInstalledError
+    from .anthropic import AnthropicProvider
+    from .openai import OpenAIProvider
+    from .sdk import ProviderNotInstalledError
 
 __all__ = [
     "AnthropicProvider",
@@ -32,6 +35,7 @@ __all__ = [
     "Exhaustion",
     "ModelReply",
     "ModelRequest",
+    "OpenAIProvider",
     "PermitError",
     "Provider",
     "ProviderError",
@@ -59,10 +63,15 @@ __all__ = [
 ]
 
 
+_ADAPTERS = {
+    "AnthropicProvider": "anthropic",
+    "OpenAIProvider": "openai",
+    "ProviderNotInstalledError": "sdk",
+}
+
+
 def __getattr__(name: str) -> Any:
     # An adapter brings an HTTP client; a command that only asks a running host should not pay it.
-    if name in ("AnthropicProvider", "ProviderNotInstalledError"):
-        from . import anthropic
-
-        return getattr(anthropic, name)
+    if name in _ADAPTERS:
+        return getattr(import_module(f".{_ADAPTERS[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -263,7 +263,8 @@ def _is_sendable(block: str) -> bool:
         case {"type": "text", "text": str(text)}:
             return bool(text.strip())
         case {"type": "thinking", "signature": signature}:
-            return bool(signature)
+            # Of another wire: see providers/reasoning.py, with which this shares no code.
+            return bool(signature) and ":" not in signature
     return True
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from abeyance.actors.providers import AnthropicProvider
+from abeyance.actors.providers import AnthropicProvider, OpenAIProvider
 from abeyance.actors.testing import Answer, ScriptedProvider, WallClock, fail, reply
 from abeyance.actors.testing.conformance import ProviderConformance, Served, WireConformance
 from abeyance.actors.testing.scripted import Step
@@ -18,6 +18,20 @@ from abeyance.storage.tables.blocks import ToolUseBlock
 class TestAnthropicProvider(WireConformance):
     def adapter(self, base_url: str, *, clock: WallClock, **deadlines: float) -> Any:
         return AnthropicProvider(api_key="any", base_url=base_url, clock=clock, **deadlines)
+
+
+class TestOpenAIResponses(WireConformance):
+    def adapter(self, base_url: str, *, clock: WallClock, **deadlines: float) -> Any:
+        return OpenAIProvider(api_key="any", base_url=f"{base_url}/v1", clock=clock, **deadlines)
+
+
+class TestOpenAIChat(WireConformance):
+    signs_reasoning = False
+
+    def adapter(self, base_url: str, *, clock: WallClock, **deadlines: float) -> Any:
+        return OpenAIProvider(
+            api="chat", api_key="any", base_url=f"{base_url}/v1", clock=clock, **deadlines
+        )
 
 
 def step(answer: Answer) -> Step:

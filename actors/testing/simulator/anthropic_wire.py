@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from .pieces import cut, spoken_words
 from .script import Answer, WireRequest
 
 ERROR_TYPES = {
@@ -25,7 +26,8 @@ ERROR_TYPES = {
     504: "timeout_error",
     529: "overloaded_error",
 }
-Event = tuple[str, dict[str, Any]]
+Event = tuple[str, Any]
+PING: Event | None = ("ping", {"type": "ping"})
 
 
 def parse(number: int, body: dict[str, Any]) -> WireRequest:
@@ -76,7 +78,6 @@ def message(number: int, request: WireRequest, answer: Answer) -> dict[str, Any]
         identity = tool.id or f"toolu_{number}_{place}"
         content.append({"type": "tool_use", "id": identity, "name": tool.name, "input": tool.input})
     words = sum(len(str(part).split()) for part in request.json.get("messages", []))
-    spoken = len(f"{answer.thinking or ''} {answer.text or ''}".split()) + len(answer.tools)
     return {
         "id": f"msg_sim_{number}",
         "type": "message",
@@ -87,7 +88,7 @@ def message(number: int, request: WireRequest, answer: Answer) -> dict[str, Any]
         "stop_sequence": None,
         "usage": {
             "input_tokens": words,
-            "output_tokens": spoken,
+            "output_tokens": spoken_words(answer),
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": 0,
             **answer.usage,
@@ -125,6 +126,16 @@ def events(whole: dict[str, Any], answer: Answer) -> Iterator[Event]:
     yield "message_stop", {"type": "message_stop"}
 
 
+def is_content(event: Event) -> bool:
+    """Whether an event carries a piece of content."""
+    return event[0] == "content_block_delta"
+
+
+def error_event(error: dict[str, Any]) -> Event:
+    """An error within a stream."""
+    return "error", {"type": "error", "error": error}
+
+
 def folded(sent: Sequence[Event]) -> dict[str, Any]:
     """The message that a client can know after these events: what a wire log records as sent."""
     whole: dict[str, Any] = {}
@@ -155,24 +166,20 @@ def error_body(status: int, text: str, kind: str | None = None) -> dict[str, Any
     }
 
 
-def sse(name: str, data: dict[str, Any]) -> bytes:
-    return f"event: {name}\ndata: {json.dumps(data)}\n\n".encode()
-
-
 def _opened(block: dict[str, Any], chars: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     match block["type"]:
         case "text":
-            deltas = [{"type": "text_delta", "text": piece} for piece in _cut(block["text"], chars)]
+            deltas = [{"type": "text_delta", "text": piece} for piece in cut(block["text"], chars)]
             return {"type": "text", "text": ""}, deltas
         case "thinking":
             deltas = [
                 {"type": "thinking_delta", "thinking": piece}
-                for piece in _cut(block["thinking"], chars)
+                for piece in cut(block["thinking"], chars)
             ]
             deltas.append({"type": "signature_delta", "signature": block["signature"]})
             return {"type": "thinking", "thinking": "", "signature": ""}, deltas
         case _:
-            pieces = _cut(json.dumps(block["input"]), chars)
+            pieces = cut(json.dumps(block["input"]), chars)
             deltas = [{"type": "input_json_delta", "partial_json": piece} for piece in pieces]
             return {**block, "input": {}}, deltas
 
@@ -187,11 +194,6 @@ def _fold(block: dict[str, Any], delta: dict[str, Any], inputs: dict[int, str], 
             block["signature"] += delta["signature"]
         case "input_json_delta":
             inputs[index] = inputs.get(index, "") + delta["partial_json"]
-
-
-def _cut(text: str, chars: int) -> Iterator[str]:
-    for start in range(0, len(text), chars):
-        yield text[start : start + chars]
 
 
 def _texts(content: Any) -> list[str]:

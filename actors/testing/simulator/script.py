@@ -41,8 +41,9 @@ class Answer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one request comes to.
 
     A status of 200 makes a message of `thinking`, `text` and `tools`, in that order; any other
-    sends `body` (by default an error of the type that the status has on this wire). Points within
-    a stream are counted in events: 0 is before the first.
+    sends `body` (by default an error of the type that the status has on the request's wire). Points
+    within a stream are counted in events of that wire: 0 is before the first. `stop_reason`,
+    `usage` and `error` are said in the words of Anthropic's wire, and put into those of others.
     """
 
     text: str | None = None
@@ -73,6 +74,7 @@ class Answer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     keep_alive_ms: Millis = 0
     """While waiting within a stream, a sign of life this often; 0 sends none."""
     keep_alive: Literal["comment", "ping"] = "comment"
+    """A wire that has no ping sends a comment."""
 
     stall_after: Count | None = None
     """Send this many events, then nothing but signs of life, until the client leaves."""

@@ -1,7 +1,10 @@
-"""A provider on loopback: a real HTTP server that speaks the Anthropic Messages wire by a script.
+"""A provider on loopback: a real HTTP server that speaks providers' wires by a script.
 
     async with ProviderSimulator(rules) as simulator:
         provider = AnthropicProvider(api_key="any", base_url=simulator.base_url)
+
+It speaks Anthropic's Messages, and below `base_url + "/v1"` OpenAI's Responses and Chat
+Completions: the path of a request tells which. One script answers on each.
 
 As a process: `python -m abeyance.actors.testing.simulator --script FILE --port-file FILE`. A
 process is steered over HTTP: `POST /_sim/release/<name>` releases a hold, `GET /_sim/holds` lists
@@ -28,9 +31,9 @@ import h11
 import trio
 
 from ...core.clock import Clock, SystemClock
-from . import anthropic_wire as wire
 from .script import Answer, Player, Script
 from .wire_log import LogEntry, WireLog
+from .wires import WIRES, Event, Wire, sse
 
 _HOLD_POLL_S = 0.01
 _READ_BYTES = 65_536
@@ -156,19 +159,18 @@ class ProviderSimulator:
         if request.path.startswith("/_sim/"):
             await connection.send_json(*self._control(request))
             return
-        if (request.method, request.path) not in {
-            ("POST", "/v1/messages"),
-            ("POST", "/v1/messages/count_tokens"),
-        }:
-            await connection.send_json(404, wire.error_body(404, f"no such path: {request.path}"))
+        wire = WIRES.get(request.path) if request.method == "POST" else None
+        if wire is None:
+            error = WIRES["/v1/messages"].error_body(404, f"no such path: {request.path}")
+            await connection.send_json(404, error)
             return
         assert self._wire_log is not None
         body = request.json()
         entry = self._wire_log.received(request.path, request.headers, body)
-        response = _Response(connection, self.holds)
+        response = _Response(connection, self.holds, wire)
         try:
             await connection.while_connected(
-                partial(self._answer, response, entry.number, request, body)
+                partial(self._answer, wire, response, entry.number, request, body)
             )
         finally:
             self._wire_log.replied(
@@ -176,10 +178,15 @@ class ProviderSimulator:
             )
 
     async def _answer(
-        self, response: _Response, number: int, request: _Request, body: dict[str, Any] | None
+        self,
+        wire: Wire,
+        response: _Response,
+        number: int,
+        request: _Request,
+        body: dict[str, Any] | None,
     ) -> None:
         if not any(name in ("x-api-key", "authorization") for name, _ in request.headers):
-            await response.refuse(401, "x-api-key header is required")
+            await response.refuse(401, "an API key is required")
             return
         refused = "the body is not a JSON object" if body is None else wire.refusal(body)
         if body is None or refused is not None:
@@ -311,16 +318,17 @@ class _Connection:
 class _Response:
     """One response as it is sent, and what was sent of it."""
 
-    def __init__(self, connection: _Connection, holds: Holds) -> None:
+    def __init__(self, connection: _Connection, holds: Holds, wire: Wire) -> None:
         self._connection = connection
         self._holds = holds
+        self._wire = wire
         self.status = 0
         """0: no byte was sent."""
         self.sent: Any = None
         self.finished = False
 
     async def refuse(self, status: int, text: str) -> None:
-        await self.send(status, wire.error_body(status, text))
+        await self.send(status, self._wire.error_body(status, text))
 
     async def send(
         self, status: int, content: Any, headers: dict[str, str | list[str]] | None = None
@@ -345,21 +353,21 @@ class _Response:
         headers = [("content-type", "text/event-stream"), *_lines(answer.headers)]
         self.status = 200
         await self._connection.send_event(h11.Response(status_code=200, headers=headers))
-        sent: list[wire.Event] = []
-        for position, (name, data) in enumerate(wire.events(whole, answer)):
+        sent: list[Event] = []
+        for position, event in enumerate(self._wire.events(whole, answer)):
             if not await self._goes_on(position, answer, sent):
                 return
-            await self._write(wire.sse(name, data))
-            sent.append((name, data))
-            self.sent = wire.folded(sent)
-            if name == "content_block_delta":
+            await self._write(sse(event))
+            sent.append(event)
+            self.sent = self._wire.folded(sent)
+            if self._wire.is_content(event):
                 await self._pause(answer, sent)
         self.finished = True
         if answer.linger:
             await self._living(answer, trio.sleep_forever)
         await self._connection.send_event(h11.EndOfMessage())
 
-    async def _goes_on(self, position: int, answer: Answer, sent: list[wire.Event]) -> bool:
+    async def _goes_on(self, position: int, answer: Answer, sent: list[Event]) -> bool:
         if position == answer.stall_after:
             await self._living(answer, trio.sleep_forever)
         if position == answer.cut_after:
@@ -368,16 +376,16 @@ class _Response:
             await self._connection.send_event(h11.EndOfMessage())
             return False
         if position == answer.error_after:
-            failure = ("error", {"type": "error", "error": answer.error})
-            await self._write(wire.sse(*failure))
-            self.sent = wire.folded([*sent, failure])
+            failure = self._wire.error_event(answer.error)
+            await self._write(sse(failure))
+            self.sent = self._wire.folded([*sent, failure])
             await self._connection.send_event(h11.EndOfMessage())
             return False
         return True
 
-    async def _pause(self, answer: Answer, sent: list[wire.Event]) -> None:
+    async def _pause(self, answer: Answer, sent: list[Event]) -> None:
         if answer.hold_in_stream is not None:
-            first = sum(name == "content_block_delta" for name, _ in sent) == 1
+            first = sum(self._wire.is_content(event) for event in sent) == 1
             if first:
                 release = partial(self._holds.wait_released, answer.hold_in_stream)
                 await self._living(answer, release)
@@ -390,8 +398,8 @@ class _Response:
             await wait()
             return
         async with trio.open_nursery() as nursery:
-            ping = wire.sse("ping", {"type": "ping"})
-            sign = ping if answer.keep_alive == "ping" else b": keep-alive\n\n"
+            ping = self._wire.PING if answer.keep_alive == "ping" else None
+            sign = b": keep-alive\n\n" if ping is None else sse(ping)
 
             async def live() -> None:
                 while True:

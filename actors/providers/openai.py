@@ -1,0 +1,120 @@
+"""OpenAI, and what speaks its wires, through the official SDK, built never to retry.
+
+What it has of its own is its client and a choice of two wires; `sdk` makes the call,
+`openai_responses_wire` and `openai_chat_wire` read and write.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Literal
+
+from ..core.clock import Clock
+from . import openai_chat_wire, openai_responses_wire
+from .port import ModelRequest, OnDelta
+from .sdk import ApiKey, Assembly, SdkProvider, checked, not_installed
+
+
+class OpenAIProvider(SdkProvider):
+    """A `Provider` for OpenAI's Responses and Chat Completions. Making it does no I/O.
+
+        OpenAIProvider()
+        OpenAIProvider(api="chat", base_url="http://localhost:8000/v1", api_key="none")
+
+    Args:
+        api: `responses`, whose reasoning an agent keeps between its rounds, or `chat`, which most
+            other services and local servers speak.
+        api_key: A key, or a function called before each call that returns one or an awaitable of
+            one. None takes OPENAI_API_KEY, now. A server that asks for none takes any text.
+        base_url: None takes OPENAI_BASE_URL, else the service's own.
+        service: Whom errors name, and by whose readings statements about waiting are read: a name
+            of docs/providers.md. One that is not there is read by what only one service sends.
+        output_limit: The field that bounds a reply's tokens on the `chat` wire; some servers know
+            only the older `max_tokens`.
+        byte_idle_s: Seconds without a byte until a call counts as stalled.
+        first_event_s: Seconds until the first event.
+        call_s: Seconds for the whole call.
+        clock: The wall clock that stated waits are counted from.
+    Raises:
+        ProviderNotInstalledError: The extra `abeyance[openai]` is not installed.
+        ValueError: There is no key, a deadline is not positive, or `api` or `output_limit` is
+            neither of its two words.
+    """
+
+    def __init__(
+        self,
+        *,
+        api: Literal["responses", "chat"] = "responses",
+        api_key: ApiKey = None,
+        base_url: str | None = None,
+        service: str = "openai",
+        output_limit: Literal["max_completion_tokens", "max_tokens"] = "max_completion_tokens",
+        byte_idle_s: float = 120.0,
+        first_event_s: float = 900.0,
+        call_s: float = 3600.0,
+        clock: Clock | None = None,
+    ) -> None:
+        if api not in ("responses", "chat"):
+            raise ValueError(f"api is 'responses' or 'chat', not {api!r}")
+        if output_limit not in ("max_completion_tokens", "max_tokens"):
+            raise ValueError(
+                f"output_limit is 'max_completion_tokens' or 'max_tokens', not {output_limit!r}"
+            )
+        key = checked(
+            api_key,
+            "OPENAI_API_KEY",
+            os.environ.get("OPENAI_API_KEY"),
+            deadlines_s=(byte_idle_s, first_event_s, call_s),
+        )
+        sdk = _import_sdk()
+
+        def client(key: str, http_client: Any) -> Any:
+            return sdk.AsyncOpenAI(
+                api_key=key,
+                base_url=base_url,
+                max_retries=0,
+                timeout=None,
+                http_client=http_client,
+            )
+
+        self._api = api
+        self._output_limit = output_limit
+        super().__init__(
+            name=service,
+            api_key=key,
+            client=client,
+            status_error=sdk.APIStatusError,
+            byte_idle_s=byte_idle_s,
+            first_event_s=first_event_s,
+            call_s=call_s,
+            clock=clock,
+        )
+
+    def _response(
+        self, request: ModelRequest, headers: dict[str, str]
+    ) -> AbstractAsyncContextManager[Any]:
+        create: Any
+        if self._api == "responses":
+            create = self._client.responses.with_streaming_response.create
+            body = openai_responses_wire.request_body(request)
+        else:
+            create = self._client.chat.completions.with_streaming_response.create
+            body = openai_chat_wire.request_body(request, output_limit=self._output_limit)
+        return create(**body, extra_headers=headers)  # type: ignore[no-any-return]
+
+    def _assembly(self, on_delta: OnDelta) -> Assembly:
+        if self._api == "responses":
+            return openai_responses_wire.ResponsesAssembly(on_delta)
+        return openai_chat_wire.ChatAssembly(on_delta)
+
+    def _key_header(self, key: str) -> dict[str, str]:
+        return {"Authorization": f"Bearer {key}"}
+
+
+def _import_sdk() -> Any:
+    try:
+        import openai
+    except ImportError as error:
+        raise not_installed("OpenAI", "openai") from error
+    return openai
