@@ -30,13 +30,10 @@ from abeyance.actors.core import (
     LATER,
     AbeyanceError,
     ActorCrashError,
-    ActorDeadError,
     Answer,
-    Reply,
     TrioActor,
 )
 from abeyance.actors.core.errors import OutcomeUnknownError
-from abeyance.actors.core.logs import Log
 from abeyance.storage.errors import StorageError
 from abeyance.storage.store import (
     Chain,
@@ -47,24 +44,23 @@ from abeyance.storage.store import (
     Request,
     Store,
 )
-from abeyance.storage.tables.blocks import TextBlock
-from abeyance.storage.tables.slots import MessageId
 
 from . import events
 from .errors import (
     AgentEndedError,
-    MessageConflictError,
     NotStoredError,
     OwnershipLostError,
     not_stored,
 )
-from .ingress import body_crc, encode_body, new_message_id
 from .mode import DeferWrites
 from .protocol import Requests
+from .slot_acts import Act, SlotKept
+from .slot_again import read_again
 from .slot_batches import plan_accepts
 from .slot_book import SlotBook
-from .slot_disposal import plan_dispose
-from .slot_inbox import receipt_of
+from .slot_ids import Ids, check_same
+from .slot_line import Line, must_wait
+from .slot_listeners import Listeners
 from .slot_messages import (
     Accept,
     AcceptMany,
@@ -76,7 +72,6 @@ from .slot_messages import (
     EndPair,
     EndTurn,
     HoldTurn,
-    NothingToDo,
     ReadOpenPair,
     ReadOpenTurn,
     Receipt,
@@ -92,33 +87,16 @@ from .slot_messages import (
     UndoRewind,
     WithdrawPair,
     WithdrawStart,
-    Woken,
 )
-from .slot_pairs import is_pair, is_start, open_pair, pair_is_done, plan_pair, plan_pair_end
-from .slot_poison import REFUSALS_MAX, culprit, named, plan_give_up
-from .slot_rewind import (
-    check_rewind,
-    find_act,
-    last_cut,
-    next_prune_ms,
-    plan_prune,
-    plan_rewind,
-    plan_undo,
-)
-from .slot_rows import read_boundary, read_owner, read_placed
+from .slot_pairs import open_pair
+from .slot_plans import plan
+from .slot_poison import blame
+from .slot_recall import recall
+from .slot_rewind import check_rewind, next_prune_ms, plan_prune
+from .slot_rows import read_owner, read_placed
 from .slot_subjects import Retraction, plan_accept, plan_retract
-from .slot_turns import (
-    Plan,
-    has_done,
-    plan_boundary,
-    plan_end,
-    plan_hold,
-    plan_round,
-    plan_start,
-)
+from .slot_turns import Plan
 from .slot_view import SlotView
-
-_logger = Log(__name__)
 
 HAND_OVER_MAX: Final = 64
 """Requests handed to the journal in one message: as many as it answers before the loop gets a
@@ -145,55 +123,6 @@ class _SpoiledMirrorError(ActorCrashError):
     code = "spoiled_mirror"
 
 
-class _Act:
-    """One message on its way: what was asked, who waits, and what of it is still out."""
-
-    __slots__ = ("answer", "due", "message", "replies")
-
-    def __init__(self, message: Any, reply: Reply) -> None:
-        self.message = message
-        self.replies = [reply]
-        self.due = 0
-        """So many requests must come in before the answer is true."""
-        self.answer: Any = None
-
-    def set(self, value: Any) -> None:
-        for reply in self.replies:
-            reply.set(value)
-
-    def set_exception(self, error: BaseException) -> None:
-        for reply in self.replies:
-            reply.set_exception(error)
-
-
-UNDOS_MAX: Final = 16
-"""Undos of rewinds that are remembered, in case who asked for one dies."""
-
-
-class SlotKept:
-    """Who is told of wakes, and which leases were granted and not answered; survives a crash."""
-
-    def __init__(self) -> None:
-        self.agents: dict[str, Any] = {}
-        self.injects: dict[str, bool] = {}
-        self.granted: dict[str, TurnStart] = {}
-        self.forked = 0
-        """The last place that a conversation may have begun with, whether or not it did yet."""
-        self.refusals: dict[int, int] = {}
-        """How often a message in the inbox was refused by name."""
-        self.ended: set[str] = set()
-        """The agents that were disposed of; what is sent to them now would wait for nobody."""
-        self.undoing: dict[str, tuple[str, RewindReceipt]] = {}
-        """The last undos that were planned, by their acts: of which rewind, and what they come to.
-        An asker that died asks again, and must not put back the rewind before it."""
-
-    def begin_undo(self, act: str, cut: str, receipt: RewindReceipt) -> None:
-        """Note what an undo is of, the first time it is planned."""
-        self.undoing.setdefault(act, (cut, receipt))
-        if len(self.undoing) > UNDOS_MAX:
-            del self.undoing[next(iter(self.undoing))]
-
-
 class Slot(TrioActor):
     """One slot. See the module's invariants."""
 
@@ -211,11 +140,11 @@ class Slot(TrioActor):
         self._store = store
         self._journal = journal
         self._epochs = itertools.count(1)
-        self._acts: deque[_Act] = deque()
-        self._starts: deque[_Act] = deque()
-        self._ids: dict[str, _Act] = {}
-        self._told: set[str] = set()
-        self._planned: list[tuple[Request, _Act | None]] = []
+        self._acts: deque[Act] = deque()
+        self._line = Line()
+        self._ids = Ids(store, slot)
+        self._listeners: Listeners
+        self._planned: list[tuple[Request, Act | None]] = []
         self._has_planned = trio.Event()
         self._lost: OwnershipLostError | None = None
         self._reborn = False
@@ -233,6 +162,7 @@ class Slot(TrioActor):
         with suppress(NotStoredError, OutcomeUnknownError):
             await self._journal.ask(Request())
         self._reborn = self.incarnation > 1
+        self._listeners = Listeners(self.kept)
         self._read_book()
         self.spawn(self._hand_over, name=f"{self._slot}: hand over")
         if self._lost is not None:
@@ -242,7 +172,7 @@ class Slot(TrioActor):
         for agent, wakes in self._book.wakes.items():
             if wakes:
                 # A predecessor may have died between the commit and the telling.
-                self._tell_woken(agent, next(iter(wakes)))
+                self._listeners.tell_woken(agent, next(iter(wakes)))
 
     def _read_book(self) -> None:
         owner, counter = read_owner(self._store, self._slot)
@@ -271,45 +201,33 @@ class Slot(TrioActor):
                 return self._take_in(message)
             case StartTurn():
                 return self._start_turn(message)
-            case RecordRound() | CloseGap() | HoldTurn() | EndTurn():
-                if self._reborn and has_done(self._book, message):
-                    return self._recorded(message)
-                return self._take_in(message)
-            case StartPair():
-                return self._take_in(message)
-            case EndPair():
-                if self._reborn and pair_is_done(self._book, message):
-                    return None
+            case RecordRound() | CloseGap() | HoldTurn() | EndTurn() | EndPair() | RewindSlot():
+                done = recall(self._book, message) if self._reborn else None
+                return self._take_in(message) if done is None else done.answer
+            case StartPair() | UndoRewind() | Dispose() | DeferWrites():
                 return self._take_in(message)
             case WithdrawPair(_, named):
-                for act in [act for act in self._starts if is_pair(act.message, named)]:
-                    self._starts.remove(act)
-                    act.set(NothingToDo())
+                self._line.withdraw_pair(named)
                 return None
             case ReadOpenPair(agent):
                 return open_pair(self._book, agent)
-            case RewindSlot() | UndoRewind():
-                return self._rewind(message)
             case BeginFork():
                 self._book.forked = self.kept.forked = self._book.seq_next - 1
                 return self._take_in(message)
             case CheckRewind():
                 return check_rewind(self._book, message)
             case WithdrawStart(agent):
-                self._withdraw(agent)
+                self._line.withdraw_turn(agent)
                 return None
             case Retract():
                 if self._reborn:
                     self._tell_of_ended_turns()
                 return self._take_in(message)
-            case Dispose() | DeferWrites():
-                return self._take_in(message)
             case {"again": "wake" | "message"}:
-                return self._take_again(message)
+                again = read_again(message, self._slot)
+                return self._accept(again) if isinstance(again, Accept) else self._take_in(again)
             case AttachAgent(agent, ref):
-                self.kept.ended.discard(agent)
-                self.kept.agents[agent] = ref
-                self._told.discard(agent)
+                self._listeners.attach(agent, ref)
                 self._book.attach(agent)
                 return None
             case ReadOpenTurn(agent):
@@ -331,38 +249,16 @@ class Slot(TrioActor):
         turn that ended. One that has a turn all the same asks for it and is held again."""
         for agent in self.kept.agents:
             if self._book.open_turn(agent) is None:
-                self._tell_withdrawn(agent, TurnWithdrawn(0))
-
-    def _take_again(self, again: dict[str, Any]) -> Any:
-        """What was a dead letter comes back, to the agent that it names."""
-        agent, at_ms = again.get("agent", self._slot), again["at_ms"]
-        if again["again"] == "wake":
-            named = (again["author"], again["message"], again["channel"])
-            return self._take_in(Rewake(agent, *named, at_ms))
-        body = encode_body(tuple(TextBlock(text=text) for text in again["texts"]))
-        return self._accept(
-            Accept(
-                message=new_message_id(at_ms),
-                body=body,
-                body_crc=body_crc(body),
-                author=again["author"],
-                agent=agent,
-                channel=again["channel"],
-                wake=again["wake"],
-                own=False,
-                at_ms=at_ms,
-                known=False,
-            )
-        )
+                self._listeners.tell_withdrawn(agent, TurnWithdrawn(0))
 
     def _accept(self, accept: Accept) -> Any:
         if self.kept.ended:
             self._check_not_ended(accept.agent)
         if accept.known or self._reborn:
-            earlier = self._ids.get(accept.message)
+            earlier = self._ids.acts.get(accept.message)
             if earlier is not None and isinstance(earlier.message, Accept):
                 return self._join(earlier, accept)
-            receipt = None if earlier is not None else self._known(accept)
+            receipt = None if earlier is not None else self._ids.stored(accept, self._book)
             if receipt is not None:
                 return receipt
         return self._take_in(accept)
@@ -374,67 +270,21 @@ class Slot(TrioActor):
                 agent=agent,
             )
 
-    def _known(self, accept: Accept) -> Receipt | None:
-        """The receipt of a message that is stored under this id; refused where it is another."""
-        row = self._store.get("ids", (self._slot, accept.message))
-        return None if row is None else _same(accept, row.record, self._book)
-
-    def _in_flight(self, accept: Accept) -> Receipt | None:
-        """The same of a message that is on its way."""
-        act = self._ids.get(accept.message) if accept.known else None
-        if act is None:
-            return None
-        message, answer = act.message, act.answer
-        if isinstance(message, AcceptMany):
-            place = next(
-                place
-                for place, earlier in enumerate(message.accepts)
-                if earlier.message == accept.message
-            )
-            message, answer = message.accepts[place], answer[place]
-        if message.body_crc != accept.body_crc:
-            raise _conflict(accept)
-        receipt: Receipt = answer
-        return receipt
-
-    def _recorded(self, message: Any) -> Any:
-        """A predecessor committed this act and died before it answered."""
-        if isinstance(message, EndTurn) and message.rewind is not None:
-            return find_act(self._book, message.rewind.act) or RewindReceipt(None, None)
-        if not isinstance(message, CloseGap):
-            return None
-        boundary = (self._slot, message.agent, message.turn, message.round)
-        return tuple(read_boundary(self._store, *boundary))
-
-    def _rewind(self, message: RewindSlot | UndoRewind) -> Any:
-        if self._reborn and isinstance(message, RewindSlot):
-            done = find_act(self._book, message.act)
-            if done is not None:
-                return done
-        return self._take_in(message)
-
-    def _join(self, earlier: _Act, accept: Accept) -> Any:
+    def _join(self, earlier: Act, accept: Accept) -> Any:
         """The same id is on its way: one message, two callers."""
-        if earlier.message.body_crc != accept.body_crc:
-            raise _conflict(accept)
+        check_same(accept, earlier.message.body_crc)
         earlier.replies.append(self.later())
         return LATER
 
     def _start_turn(self, start: StartTurn) -> Any:
         self.kept.injects[start.agent] = start.carries_injections
-        self._told.discard(start.agent)
+        self._listeners.asks(start.agent)
         # An agent asks once in a life: whoever asked before is no more.
-        self._withdraw(start.agent)
+        self._line.withdraw_turn(start.agent)
         granted = self.kept.granted.pop(start.agent, None)
         if self._reborn and granted is not None and self._stands(granted):
             return granted
         return self._take_in(start)
-
-    def _withdraw(self, agent: str) -> None:
-        """Take back a start that waits for the lease; its wakes stay."""
-        for waiting in [act for act in self._starts if is_start(act.message, agent)]:
-            self._starts.remove(waiting)
-            waiting.set(NothingToDo())
 
     def _stands(self, granted: TurnStart) -> bool:
         """Whether a lease that a predecessor granted, and did not live to answer, is stored."""
@@ -444,24 +294,24 @@ class Slot(TrioActor):
     def _take_in(self, message: Any) -> Any:
         if self._lost is not None:
             raise self._lost
-        act = _Act(message, self.later())
+        act = Act(message, self.later())
         self._plan(act)
-        if self._starts:
+        if self._line:
             self._grant_waiting()
         return LATER
 
     # -- planning ----------------------------------------------------------------------------
 
-    def _plan(self, act: _Act) -> None:
+    def _plan(self, act: Act) -> None:
         message, book = act.message, self._book
         if book.answered:
             # Before whatever may end the turn that answered them.
             self._plan_requests(book.forget_answered(self._chain))
         try:
-            if self._must_wait(message):
-                self._starts.append(act)
+            if must_wait(book, message):
+                self._line.join(act)
                 return
-            plan = self._plan_of(act)
+            planned = self._plan_of(act)
         except (AbeyanceError, StorageError) as error:
             act.set_exception(error)
             return
@@ -470,95 +320,46 @@ class Slot(TrioActor):
                 f"planning {type(message).__name__} for slot {self._slot!r} failed ({error!r}); "
                 "nothing of it was stored; the slot is read anew"
             ) from error
-        act.due, act.answer = plan.decides, plan.answer
+        act.due, act.answer = planned.decides, planned.answer
         if not act.due:
             act.set(act.answer)
             return
-        if isinstance(plan.answer, TurnStart):
-            self.kept.granted[message.agent] = plan.answer
+        if isinstance(planned.answer, TurnStart):
+            self.kept.granted[message.agent] = planned.answer
         self._acts.append(act)
-        self._plan_requests(plan.requests, act)
+        self._plan_requests(planned.requests, act)
 
-    def _must_wait(self, message: Any) -> bool:
-        """Whether somebody else has the lease: another agent, or an operator's pair."""
-        book, holder = self._book, self._book.lease.agent
-        if isinstance(message, StartTurn):
-            others = holder is not None and (holder != message.agent or holder in book.pairs)
-            return others and book.has_work(message.agent)
-        if isinstance(message, StartPair):
-            return holder is not None and not (holder == message.agent and holder in book.pairs)
-        return False
-
-    def _plan_of(self, act: _Act) -> Plan:
+    def _plan_of(self, act: Act) -> Plan:
         book, chain, message = self._book, self._chain, act.message
         match message:
             case Accept():
                 if message.known:
-                    earlier = self._in_flight(message)
+                    earlier = self._ids.in_flight(message)
                     if earlier is not None:
                         # Of a batch: a barrier comes in behind it.
                         return Plan([Request(chain=chain)], 1, earlier)
                 request, taken = plan_accept(book, message, chain)
                 if message.known:
-                    self._ids[message.message] = act
+                    self._ids.acts[message.message] = act
                 return Plan([request], 1, taken)
             case AcceptMany():
                 return self._plan_batch(message, act)
-            case StartTurn():
-                return plan_start(book, message, chain)
-            case RecordRound():
-                return plan_round(book, message, chain)
-            case CloseGap():
-                inject = self.kept.injects.get(message.agent, False) and not message.last
-                return plan_boundary(book, message, chain, inject=inject)
-            case HoldTurn():
-                return plan_hold(book, message, chain)
-            case EndTurn():
-                return plan_end(book, message, chain)
-            case StartPair():
-                return plan_pair(book, message, chain)
-            case EndPair():
-                return plan_pair_end(book, message, chain)
-            case RewindSlot():
-                requests, receipt = plan_rewind(book, message, chain)
-                return Plan(requests, len(requests), receipt)
-            case UndoRewind():
-                cut = last_cut(book)
-                requests, receipt = plan_undo(
-                    book, message, chain, self.kept.undoing.get(message.act)
-                )
-                if cut is not None:
-                    self.kept.begin_undo(message.act, cut, receipt)
-                return Plan(requests, len(requests), receipt)
             case Retract():
-                return plan_retract(book, message, self._id_of(message.message), chain)
-            case BeginFork():
-                return Plan([Request(chain=chain)], 1)
-            case Rewake():
-                return Plan([book.rewake(message, chain)], 1)
-            case DeferWrites(on):
-                book.is_deferring, waited = on, len(book.inbox)
-                requests = book.drain_idle(chain)
-                return Plan(requests, len(requests), waited - len(book.inbox))
-            case Dispose():
-                others = self.kept.agents.keys() - self.kept.ended - {message.agent}
-                plan = plan_dispose(book, message, chain, goes_on=bool(others))
-                self.kept.ended.add(message.agent)
-                return plan
-        raise AssertionError(message)
+                return plan_retract(book, message, self._ids.of(message.message), chain)
+        return plan(book, self.kept, message, chain)
 
-    def _plan_batch(self, many: AcceptMany, act: _Act) -> Plan:
+    def _plan_batch(self, many: AcceptMany, act: Act) -> Plan:
         # One that a predecessor may have stored, or that was refused, is looked up whole.
-        looks = self._reborn or self._chain.epoch > 1
+        book, looks = self._book, self._reborn or self._chain.epoch > 1
 
         def known(accept: Accept) -> Receipt | None:
-            return self._known(accept) if accept.known or looks else None
+            return self._ids.stored(accept, book) if accept.known or looks else None
 
-        plan, fresh = plan_accepts(self._book, many, self._chain, known, in_flight=self._in_flight)
-        self._ids.update((accept.message, act) for accept in fresh if accept.known)
-        return plan
+        planned, fresh = plan_accepts(book, many, self._chain, known, in_flight=self._ids.in_flight)
+        self._ids.acts.update((accept.message, act) for accept in fresh if accept.known)
+        return planned
 
-    def _plan_requests(self, requests: list[Request], act: _Act | None = None) -> None:
+    def _plan_requests(self, requests: list[Request], act: Act | None = None) -> None:
         """Plan requests for the journal; the first of them, as many as are due, are the act's."""
         if requests and not self._planned:
             self._has_planned.set()
@@ -588,8 +389,8 @@ class Slot(TrioActor):
 
     def _grant_waiting(self) -> None:
         """Start whoever waits, in order, for as long as the lease is free."""
-        while self._starts and not self._book.is_leased:
-            self._plan(self._starts.popleft())
+        while self._line and not self._book.is_leased:
+            self._plan(self._line.next())
 
     async def _hand_over(self) -> None:
         """Hand what was planned to the journal: all that one drain of the mailbox planned."""
@@ -626,13 +427,13 @@ class Slot(TrioActor):
     def _plan_anew(
         self,
         outcome: Refused | NotStored,
-        behind: list[tuple[Request, _Act | None]],
+        behind: list[tuple[Request, Act | None]],
         outcomes: tuple[Outcome, ...],
     ) -> None:
         """Read the book again, and plan every act that is not answered again, in order."""
         acts, self._acts = self._acts, deque()
-        starts, self._starts = self._starts, deque()
-        self._planned, self._ids = [], {}
+        starts = self._line.leave_all()
+        self._planned, self._ids.acts = [], {}
         for act in acts:
             if isinstance(act.message, Dispose):
                 self.kept.ended.discard(act.message.agent)  # Unless it is planned again below.
@@ -651,7 +452,11 @@ class Slot(TrioActor):
                 act.set_exception(self._lost)
             elif act in failed:
                 act.set_exception(not_stored(failed[act]))
-            elif act is refused and isinstance(act.message, Accept) and self._answer_known(act):
+            elif (
+                act is refused
+                and isinstance(act.message, Accept)
+                and self._ids.answers(act, self._book)
+            ):
                 continue
             else:
                 self._plan(act)
@@ -668,48 +473,20 @@ class Slot(TrioActor):
     def _blame(self, request: Request, error: Exception) -> bool:
         """Whether a request was refused for a message that it was to move; one that was refused so
         often leaves for the dead letters, before anything is planned again."""
-        entry = None if self._lost is not None else culprit(self._book, request, error)
-        if entry is None:
+        if self._lost is not None:
             return False
-        row, refusals = self._book.inbox[entry], self.kept.refusals
-        refusals[entry] = refusals.get(entry, 0) + 1
-        if refusals[entry] > REFUSALS_MAX + 1:
-            # Not even its end is taken: then it is the store's fault, and waited out.
-            return False
-        _logger.warning(
-            "%s was refused %d times on its way into slot %r (%d are the most): %s",
-            named(row),
-            refusals[entry],
-            self._slot,
-            REFUSALS_MAX,
-            error,
-            agent=row.agent,
-        )
-        if refusals[entry] >= REFUSALS_MAX:
-            now_ms = self._cell.system.clock.now_ms()
-            # Once more without the row of its id, where that is what is refused.
-            names = refusals[entry] == REFUSALS_MAX
-            give_up = plan_give_up(self._book, entry, error, self._chain, now_ms, names=names)
-            self._plan_requests([give_up])
-        return True
+        now_ms = self._cell.system.clock.now_ms()
+        blamed = blame(self._book, request, error, self.kept.refusals, self._chain, now_ms)
+        self._plan_requests(blamed or [])
+        return blamed is not None
 
-    def _answer_known(self, act: _Act) -> bool:
-        row = self._store.get("ids", (self._slot, act.message.message))
-        if row is None:
-            return False
-        try:
-            act.set(_same(act.message, row.record, self._book))
-        except MessageConflictError as error:
-            act.set_exception(error)
-        return True
-
-    def _committed(self, act: _Act) -> None:
+    def _committed(self, act: Act) -> None:
         message, answer = act.message, act.answer
         if isinstance(message, Accept):
             if message.known:
-                self._ids.pop(message.message, None)
+                self._ids.acts.pop(message.message, None)
             if message.wake:
-                self._tell_woken(message.agent, answer.seq)
+                self._listeners.tell_woken(message.agent, answer.seq)
             if answer.replaces is not None:
                 self._replaced(message.agent, answer)
         elif isinstance(message, AcceptMany):
@@ -720,7 +497,9 @@ class Slot(TrioActor):
         elif isinstance(answer, Retraction):
             answer = self._retracted(answer)
         elif isinstance(message, Rewake):
-            self._tell_woken(message.agent, next(reversed(self._book.wakes[message.agent])))
+            self._listeners.tell_woken(
+                message.agent, next(reversed(self._book.wakes[message.agent]))
+            )
         elif isinstance(message, CloseGap):
             answer = tuple(read_placed(self._store, self._slot, *answer))
         elif isinstance(message, StartTurn):
@@ -732,9 +511,9 @@ class Slot(TrioActor):
     def _accepted(self, many: AcceptMany, receipts: tuple[Receipt, ...]) -> None:
         for accept, receipt in zip(many.accepts, receipts, strict=True):
             if accept.known:
-                self._ids.pop(accept.message, None)
+                self._ids.acts.pop(accept.message, None)
             if accept.wake:
-                self._tell_woken(accept.agent, receipt.seq)
+                self._listeners.tell_woken(accept.agent, receipt.seq)
             if receipt.replaces is not None:
                 self._replaced(accept.agent, receipt)
 
@@ -747,27 +526,8 @@ class Slot(TrioActor):
         self._book.gone.pop(done.receipt.id, None)
         self.emit(events.MessageRetracted, agent=done.agent, id=done.receipt.id)
         if done.withdrawn is not None:
-            self._tell_withdrawn(done.agent, done.withdrawn)
+            self._listeners.tell_withdrawn(done.agent, done.withdrawn)
         return done.receipt
-
-    def _tell_withdrawn(self, agent: str, withdrawn: TurnWithdrawn) -> None:
-        ref = self.kept.agents.get(agent)
-        if ref is not None:
-            with suppress(ActorDeadError):
-                ref.tell_internal(withdrawn)
-
-    def _id_of(self, message: str) -> MessageId | None:
-        """What is known of an id: what is stored, or on its way there."""
-        row = self._store.get("ids", (self._slot, message))
-        if row is not None:
-            known: MessageId = row.record
-            return known
-        act = self._ids.get(message)
-        if act is None:
-            return None
-        receipts = act.answer if isinstance(act.message, AcceptMany) else (act.answer,)
-        (entry,) = (receipt.seq for receipt in receipts if receipt.id == message)
-        return MessageId(entry=entry, state="inbox", body_crc=0)
 
     def _rewound(self, message: Any, receipt: RewindReceipt) -> None:
         self._prune_later()
@@ -776,32 +536,3 @@ class Slot(TrioActor):
             kind = events.RewindUndone if isinstance(act, UndoRewind) else events.SlotRewound
             first, last = receipt
             self.emit(kind, agent=self._slot, first=first, last=last, by=act.by)
-
-    def _tell_woken(self, agent: str, entry: int) -> None:
-        """Tell an agent of a wake before the receipt is given, so that whoever holds the receipt
-        and asks the agent whether it is idle asks behind it. Once, until it asks for a turn."""
-        if agent in self._told:
-            return
-        ref = self.kept.agents.get(agent)
-        if ref is None:
-            return
-        self._told.add(agent)
-        try:
-            ref.tell_internal(Woken(entry))
-        except ActorDeadError:
-            # The agent has ended; its wake stands, for whoever adds the agent again.
-            del self.kept.agents[agent]
-
-
-def _same(accept: Accept, known: MessageId, book: SlotBook) -> Receipt:
-    if known.body_crc != accept.body_crc:
-        raise _conflict(accept)
-    return receipt_of(accept.message, known, book.is_cut)
-
-
-def _conflict(accept: Accept) -> MessageConflictError:
-    return MessageConflictError(
-        f"the message id {accept.message!r} is used for other content; nothing was stored, the "
-        "earlier message stands; send this one under another id",
-        id=accept.message,
-    )

@@ -25,8 +25,9 @@ from abeyance.storage.tables.waits import LogLine
 from .archive_book import pack_message
 from .context_rows import kept_places
 from .ingress import clean_text
+from .slot_again import again_message, again_wake
 from .slot_book import OPS_RESERVE, Draft, SlotBook
-from .slot_messages import Dispose, Disposed, EndPair, EndTurn, again_message, again_wake
+from .slot_messages import Dispose, Disposed, EndPair, EndTurn
 from .slot_pairs import plan_pair_end
 from .slot_rows import read_body, read_content, read_rows
 from .slot_turns import Plan, plan_end

@@ -347,35 +347,6 @@ class Rewake(NamedTuple):
     at_ms: int
 
 
-def again_wake(
-    agent: str, author: str, message: str | None, channel: str | None, at_ms: int
-) -> dict[str, Any]:
-    """A wake as plain data, which a dead letter can hold and a slot takes when it is replayed."""
-    return {
-        "again": "wake",
-        "agent": agent,
-        "author": author,
-        "message": message,
-        "channel": channel,
-        "at_ms": at_ms,
-    }
-
-
-def again_message(
-    agent: str, author: str, channel: str | None, texts: list[str], at_ms: int, *, wake: bool
-) -> dict[str, Any]:
-    """A message as plain data; as `again_wake`."""
-    return {
-        "again": "message",
-        "agent": agent,
-        "author": author,
-        "channel": channel,
-        "wake": wake,
-        "texts": texts,
-        "at_ms": at_ms,
-    }
-
-
 class AttachAgent(NamedTuple):
     """Tell: whom to tell of wakes for this agent."""
 

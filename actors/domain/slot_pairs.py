@@ -12,7 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -25,7 +25,7 @@ from abeyance.storage.tables.waits import LogLine
 from .errors import LeaseLostError
 from .mode import Quiesced, read_mode
 from .slot_book import Counted, Draft, SlotBook
-from .slot_messages import EndPair, PairStart, StartPair, StartTurn
+from .slot_messages import EndPair, PairStart, StartPair
 from .slot_rows import read_last
 from .slot_turns import UNKNOWN, Plan, free, place_results
 
@@ -141,11 +141,3 @@ def open_pair(book: SlotBook, agent: str) -> tuple[str, ToolUseBlock] | None:
         if isinstance(block, ToolUseBlock):
             return row.record.pair, block
     return None
-
-
-def is_start(message: Any, agent: str) -> bool:
-    return isinstance(message, StartTurn) and message.agent == agent
-
-
-def is_pair(message: Any, named: str) -> bool:
-    return isinstance(message, StartPair) and message.message == named

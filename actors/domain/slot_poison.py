@@ -18,6 +18,7 @@ import re
 from contextlib import suppress
 from typing import Any, Final
 
+from abeyance.actors.core.logs import Log
 from abeyance.storage import codec
 from abeyance.storage.codec import encode
 from abeyance.storage.errors import InvalidRequestError, StorageError, UnreadableRecordError
@@ -28,13 +29,56 @@ from abeyance.storage.tables.slots import Inboxed, MessageId
 
 from .archive_book import pack_message
 from .ingress import clean_text
+from .slot_again import again_message
 from .slot_book import Draft, SlotBook
-from .slot_messages import again_message
 from .slot_rows import read_body
+
+_logger = Log(__name__)
 
 REFUSALS_MAX: Final = 3
 """So often a message is refused by name before it leaves."""
 _OP: Final = re.compile(r"batch\[\d+\]\.(puts|deletes)\[(\d+)\]")
+
+
+def blame(
+    book: SlotBook,
+    request: Request,
+    error: Exception,
+    refusals: dict[int, int],
+    chain: Chain,
+    now_ms: int,
+) -> list[Request] | None:
+    """Count a refusal against the message that it was for.
+
+    Args:
+        book: Read anew since.
+        refusals: How often each was refused so far; counted on.
+    Returns:
+        None where it was for none; else what is to be stored ahead of everything: the end of one
+        that was refused so often.
+    """
+    entry = culprit(book, request, error)
+    if entry is None:
+        return None
+    row = book.inbox[entry]
+    refusals[entry] = refusals.get(entry, 0) + 1
+    if refusals[entry] > REFUSALS_MAX + 1:
+        # Not even its end is taken: then it is the store's fault, and waited out.
+        return None
+    _logger.warning(
+        "%s was refused %d times on its way into slot %r (%d are the most): %s",
+        named(row),
+        refusals[entry],
+        book.slot,
+        REFUSALS_MAX,
+        error,
+        agent=row.agent,
+    )
+    if refusals[entry] >= REFUSALS_MAX:
+        # Once more without the row of its id, where that is what is refused.
+        names = refusals[entry] == REFUSALS_MAX
+        return [plan_give_up(book, entry, error, chain, now_ms, names=names)]
+    return []
 
 
 def culprit(book: SlotBook, request: Request, error: Exception) -> int | None:

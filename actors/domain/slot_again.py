@@ -1,0 +1,59 @@
+"""What was a dead letter and comes back: wakes and messages as plain data. No actor, no await."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from abeyance.storage.tables.blocks import TextBlock
+
+from .ingress import body_crc, encode_body, new_message_id
+from .slot_messages import Accept, Rewake
+
+
+def again_wake(
+    agent: str, author: str, message: str | None, channel: str | None, at_ms: int
+) -> dict[str, Any]:
+    """A wake as plain data, which a dead letter can hold and a slot takes when it is replayed."""
+    return {
+        "again": "wake",
+        "agent": agent,
+        "author": author,
+        "message": message,
+        "channel": channel,
+        "at_ms": at_ms,
+    }
+
+
+def again_message(
+    agent: str, author: str, channel: str | None, texts: list[str], at_ms: int, *, wake: bool
+) -> dict[str, Any]:
+    """A message as plain data; as `again_wake`."""
+    return {
+        "again": "message",
+        "agent": agent,
+        "author": author,
+        "channel": channel,
+        "wake": wake,
+        "texts": texts,
+        "at_ms": at_ms,
+    }
+
+
+def read_again(again: dict[str, Any], slot: str) -> Accept | Rewake:
+    """What such data asks a slot for, for the agent that it names."""
+    agent, at_ms = again.get("agent", slot), again["at_ms"]
+    if again["again"] == "wake":
+        return Rewake(agent, again["author"], again["message"], again["channel"], at_ms)
+    body = encode_body(tuple(TextBlock(text=text) for text in again["texts"]))
+    return Accept(
+        message=new_message_id(at_ms),
+        body=body,
+        body_crc=body_crc(body),
+        author=again["author"],
+        agent=agent,
+        channel=again["channel"],
+        wake=again["wake"],
+        own=False,
+        at_ms=at_ms,
+        known=False,
+    )

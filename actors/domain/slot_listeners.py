@@ -1,0 +1,56 @@
+"""The agents of a slot: whom it tells of a wake, or of a turn that was taken back. No actor.
+
+Invariants:
+    I1  An agent is told of wakes once, until it asks for a turn.
+    I2  One that has ended is told nothing; its wakes stand, for whoever adds it again.
+
+Runs in: the loop thread; one slot actor's.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from abeyance.actors.core import ActorDeadError
+
+from .slot_acts import SlotKept
+from .slot_messages import TurnWithdrawn, Woken
+
+
+class Listeners:
+    """One slot's, of this incarnation; whom there is to tell survives it."""
+
+    def __init__(self, kept: SlotKept) -> None:
+        self._kept = kept
+        self._told: set[str] = set()
+
+    def attach(self, agent: str, ref: Any) -> None:
+        self._kept.ended.discard(agent)
+        self._kept.agents[agent] = ref
+        self._told.discard(agent)
+
+    def asks(self, agent: str) -> None:
+        """It asks for a turn: what it was told of is told again for what comes later."""
+        self._told.discard(agent)
+
+    def tell_woken(self, agent: str, entry: int) -> None:
+        """Tell an agent of a wake before the receipt is given, so that whoever holds the receipt
+        and asks the agent whether it is idle asks behind it."""
+        if agent in self._told:
+            return
+        ref = self._kept.agents.get(agent)
+        if ref is None:
+            return
+        self._told.add(agent)
+        try:
+            ref.tell_internal(Woken(entry))
+        except ActorDeadError:
+            del self._kept.agents[agent]
+
+    def tell_withdrawn(self, agent: str, withdrawn: TurnWithdrawn) -> None:
+        """What the agent's held turn was to answer was taken back."""
+        ref = self._kept.agents.get(agent)
+        if ref is not None:
+            with suppress(ActorDeadError):
+                ref.tell_internal(withdrawn)

@@ -1,0 +1,51 @@
+"""What a predecessor of a slot's actor committed and did not live to answer. No actor, no await.
+
+An asker whose slot died asks again: what is stored already is answered, and not done twice.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from .slot_book import SlotBook
+from .slot_messages import (
+    CloseGap,
+    EndPair,
+    EndTurn,
+    HoldTurn,
+    RecordRound,
+    RewindReceipt,
+    RewindSlot,
+)
+from .slot_pairs import pair_is_done
+from .slot_rewind import find_act
+from .slot_rows import read_boundary
+from .slot_turns import has_done
+
+
+class Recalled(NamedTuple):
+    """It is stored."""
+
+    answer: Any
+
+
+def recall(book: SlotBook, message: Any) -> Recalled | None:
+    """What an act came to that is stored already; None where it is to be done."""
+    match message:
+        case RewindSlot():
+            receipt = find_act(book, message.act)
+            return None if receipt is None else Recalled(receipt)
+        case EndPair():
+            return Recalled(None) if pair_is_done(book, message) else None
+        case RecordRound() | CloseGap() | HoldTurn() | EndTurn() if has_done(book, message):
+            return Recalled(_answer(book, message))
+    return None
+
+
+def _answer(book: SlotBook, message: RecordRound | CloseGap | HoldTurn | EndTurn) -> Any:
+    if isinstance(message, EndTurn) and message.rewind is not None:
+        return find_act(book, message.rewind.act) or RewindReceipt(None, None)
+    if not isinstance(message, CloseGap):
+        return None
+    boundary = (book.slot, message.agent, message.turn, message.round)
+    return tuple(read_boundary(book.store, *boundary))
