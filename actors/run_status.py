@@ -94,11 +94,16 @@ class RunStepped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReceipt:
-    """What an operator's verb came to: the run's id and state, and whether this call changed it."""
+    """What an operator's verb came to: the run's id and state, and whether this call changed it.
+
+    `threads`: how many sync functions of a run that was cancelled are still in their threads here,
+    which nobody can end. What they come to is not recorded.
+    """
 
     id: str
     state: RunStateName
     changed: bool
+    threads: int = 0
 
 
 def _local(at_ms: int, zone: Any) -> str:

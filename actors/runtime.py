@@ -49,6 +49,7 @@ from .domain.deliveries import DurableCounts
 from .domain.errors import (
     AgentExistsError,
     AgentOwnedElsewhereError,
+    InvalidInputError,
     UnknownAgentError,
 )
 from .domain.events import RunChanged
@@ -69,9 +70,10 @@ from .domain.reminders import DurableReminders, Reminders
 from .domain.requesters import Admin, Door, OperatorAct, check_permitted, read_requester
 from .domain.rings import WaitRings
 from .domain.runs import NAME as RUNS
-from .domain.runs import News, Runs, StopRuns
+from .domain.runs import News, Runs
 from .domain.slot_inbox import InboxRow, check_listing, read_inbox
 from .domain.spec import AgentSpec, check_spec
+from .domain.step_threads import StepThreads
 from .domain.tools import ToolRunner
 from .domain.wait_book import ProviderWait, WaitBook
 from .domain.waits import Ledger
@@ -80,7 +82,7 @@ from .groups import Groups
 from .handle import AgentHandle
 from .importing import import_file
 from .lifetime import Lifetime
-from .members import Member
+from .members import Member, Parking
 from .quiescence import Quiescence
 from .replays import actor_of, read_page, replay
 from .run_verbs import RunVerbs
@@ -132,12 +134,13 @@ class Runtime(RunVerbs):
         self._lifetime = Lifetime()
         self._lost: Exception | None = None
         self._root: Supervisor | None = None
+        self._own_groups: dict[str, Supervisor] = {}
+        """What may park of the runtime's own, by name."""
         self._scope = trio.CancelScope()
 
     async def _start(self, bodies: trio.Nursery) -> None:
         """Start what every agent needs: journal, ledger, alarm; then the group of slots."""
         system, store, clock = self._system, self._store, self.clock
-        news = News()
         root = await system.start_supervisor(
             SupervisorSpec(
                 id="runtime",
@@ -177,20 +180,6 @@ class Runtime(RunVerbs):
                         ),
                         name=REMINDERS,
                     ),
-                    ChildSpec(
-                        RUNS,
-                        Runs,
-                        lambda refs: (
-                            store,
-                            refs["journal"],
-                            refs["alarm"],
-                            self._ownership,
-                            clock,
-                            news,
-                            self._mode,
-                        ),
-                        name=RUNS,
-                    ),
                 ),
                 on_exhausted="escalate",
             )
@@ -200,16 +189,7 @@ class Runtime(RunVerbs):
         self._journal: TrioActorRef[Journal] = root.refs["journal"]
         self._ledger: TrioActorRef[Ledger] = root.refs["ledger"]
         self._alarm: TrioActorRef[Alarm] = root.refs["alarm"]
-        self._workflows = Workflows(
-            store,
-            self._ownership,
-            self._journal,
-            root.refs[RUNS],
-            clock,
-            news,
-            self._mode,
-            lambda run, state: system.emit(RunChanged, run=run, state=state),
-        )
+        await self._start_runs()
         self._conversations = Conversations(self)
         self._runs = EphemeralRuns(self)
         slots = await system.start_supervisor(
@@ -239,6 +219,7 @@ class Runtime(RunVerbs):
             ),
             parent=root,
         )
+        self._own_groups[ALERTS] = alerting
         self._alerts: TrioActorRef[Alerts] = alerting.refs[ALERTS]
         self._desk.attach(self._alerts)
         self._archive.attach(root.refs[ARCHIVE])
@@ -264,6 +245,55 @@ class Runtime(RunVerbs):
         self._quiescence = Quiescence(self, self._mode)
         bodies.start_soon(self._runs.close_interrupted)
         bodies.start_soon(self._quiescence.watch)
+
+    async def _start_runs(self) -> None:
+        """Start who executes runs, in a group of its own that parks: agents go on without it."""
+        system, store, clock, news = self._system, self._store, self.clock, News()
+        threads = StepThreads(f"{self._store_id} {self.directory.resolve()}")
+
+        def parked(error: BaseException) -> None:
+            self._desk.parked_runs(error)
+            news.stir()
+
+        parking = Parking(parked)
+        running = await system.start_supervisor(
+            SupervisorSpec(
+                id=RUNS,
+                children=(
+                    ChildSpec(
+                        RUNS,
+                        Runs,
+                        (
+                            store,
+                            self._journal,
+                            self._alarm,
+                            self._ownership,
+                            clock,
+                            news,
+                            self._mode,
+                            threads,
+                        ),
+                        name=RUNS,
+                    ),
+                ),
+                on_exhausted="park",
+                on_parked=parking.park,
+            ),
+            parent=self._root,
+        )
+        self._own_groups[RUNS] = running
+        self._workflows = Workflows(
+            store,
+            self._ownership,
+            self._journal,
+            running,
+            parking,
+            clock,
+            news,
+            self._mode,
+            lambda run, state: system.emit(RunChanged, run=run, state=state),
+            threads,
+        )
 
     # -- agents ------------------------------------------------------------------------------
 
@@ -419,6 +449,36 @@ class Runtime(RunVerbs):
             _logger.info("agent %r is resumed by %s", name, by, agent=name)
             for group in parked:
                 group.unpark()
+        await trio.lowlevel.checkpoint()
+        return was_parked
+
+    async def unpark(self, group: str, *, requester: str = "host", door: Door = "api") -> bool:
+        """Start a parked group of the runtime's own again, with everything it accepted. An
+        operator's act.
+
+        `system.parked_groups()` has those that are parked. An agent's is `resume_agent`'s.
+
+        A checkpoint. Durable: nothing is recorded; a group is parked in its process only. Who
+        asked is logged.
+
+        Args:
+            group: `runs`, which executes runs, or `alerts`, which raises and delivers them.
+            requester: Who asks, as for `release_provider_wait`; so is `door`.
+        Returns:
+            Whether it was parked.
+        Raises:
+            InvalidInputError: The group or the requester is malformed; nothing was done.
+            NotPermittedError: The host's admin gate did not let it pass; nothing was done.
+            RuntimeClosedError: The runtime has ended.
+        """
+        self._check_open()
+        found = self._own_groups.get(group) if isinstance(group, str) else None
+        if found is None:
+            raise InvalidInputError("group", f"must be one of {', '.join(self._own_groups)}")
+        by = self._permitted("unpark", group, requester, door)
+        was_parked = found.unpark()
+        if was_parked:
+            _logger.info("group %r is unparked by %s", group, by)
         await trio.lowlevel.checkpoint()
         return was_parked
 
@@ -809,14 +869,12 @@ class Runtime(RunVerbs):
         """End every live turn with its wakes given back; what is durable stays where it is."""
         with trio.move_on_after(STOP_DEADLINE_S, shield=True):
             await self._lifetime.end()
-            if self._root is None or RUNS not in self._root.refs:
+            if self._root is None or RUNS not in self._own_groups:
                 return  # It had not come up, or has gone down.
             self._workflows.close()
             async with trio.open_nursery() as nursery:
                 # Together: an item of a run may wait for an ephemeral one.
-                runs = self._root.refs.get(RUNS)
-                if runs is not None:  # Else the root has ended, and they with it.
-                    nursery.start_soon(_stop_runs, runs)
+                nursery.start_soon(self._workflows.stop)
                 nursery.start_soon(self._runs.stop)
             parked = [member for member in self._members.values() if member.is_parked]
             async with trio.open_nursery() as nursery:
@@ -878,11 +936,6 @@ class Runtime(RunVerbs):
                 agent=name,
             )
         return member
-
-
-async def _stop_runs(runs: TrioActorRef[Runs]) -> None:
-    with suppress(ActorDeadError):
-        await runs.ask(StopRuns())
 
 
 async def _stop_turns(agent: TrioActorRef[Agent]) -> None:

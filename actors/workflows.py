@@ -8,6 +8,8 @@ Runs in: the caller's task, on the loop thread.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace as replaced
 from typing import Any, Final
 
 import trio
@@ -17,8 +19,9 @@ from abeyance.storage.ownership import Ownership
 from abeyance.storage.store import Guard, Put, Refused, Row, Store
 from abeyance.storage.tables.runs import Choice, Run
 
-from .core import TrioActorRef
+from .core import Supervisor, TrioActorRef
 from .core.clock import Clock
+from .core.errors import ActorDeadError
 from .domain.errors import QuiescedError
 from .domain.ingress import check_name
 from .domain.mode import HostMode
@@ -36,6 +39,7 @@ from .domain.run_errors import (
     InvalidRunError,
     RunOpenError,
     RunOwnedElsewhereError,
+    RunsParkedError,
     RunStateError,
     UnknownWorkflowError,
 )
@@ -50,15 +54,19 @@ from .domain.run_rows import (
 )
 from .domain.run_workflow import Workflow, check_workflow, other_version
 from .domain.runs import (
+    NAME,
     Begin,
     CutOff,
     LookForRuns,
     News,
     Runs,
     RunsKept,
+    StopRuns,
     WorkflowAdded,
 )
+from .domain.step_threads import StepThreads
 from .lifetime import closed
+from .members import Parking
 from .run_reading import (
     check_run_listing,
     list_runs,
@@ -101,16 +109,21 @@ class Workflows:
         store: Store,
         ownership: Ownership,
         journal: TrioActorRef[Any],
-        runs: TrioActorRef[Runs],
+        group: Supervisor,
+        parking: Parking,
         clock: Clock,
         news: News,
         mode: HostMode,
         changed: Callable[[str, str], None],
+        threads: StepThreads,
     ) -> None:
         self._store = store
         self._ownership = ownership
         self._journal = journal
-        self._runs = runs
+        self._group = group
+        self._parking = parking
+        self._runs: TrioActorRef[Runs] = group.refs[NAME]
+        self._threads = threads
         self._clock = clock
         self._mode = mode
         self._claims = Claims(store, journal, ownership, clock, mode)
@@ -123,6 +136,22 @@ class Workflows:
         """The runtime ends: whoever waits for a run is told so."""
         self._closed = True
         self._news.stir()
+
+    async def stop(self) -> None:
+        """Have every life end, with what it came to recorded; shorter where they are parked."""
+        if self._group.state == "parked":
+            # Nobody in it answers; nothing of it runs, and what its rows say goes on later.
+            await self._group.stop()
+            return
+        with suppress(ActorDeadError), self._parking.cut_off():
+            await self._runs.ask(StopRuns())
+
+    def _check_executes(self) -> None:
+        if self._group.state == "parked":
+            raise RunsParkedError(
+                "what executes runs crashed too often and is parked; nothing was done, and every "
+                "run is as its row says; see the log, mend the cause, and unpark('runs')"
+            )
 
     def add(
         self,
@@ -143,6 +172,7 @@ class Workflows:
         workflow = self._workflow(name)
         packed = pack_plain(params, "params")
         while True:
+            self._check_executes()
             self._check_serving()
             row = self._store.get("run_keys", (key,))
             if row is not None and row.record.is_open:
@@ -216,6 +246,7 @@ class Workflows:
         run = read_run_id(self._store, text)
         record = run_record(self._store, run)
         workflow = self._workflow(record.workflow)
+        self._check_executes()
         self._check_serving()
         packed = read_decision(in_doubt, result)
         if record.state in LIVE and run in self._kept.given_up:
@@ -260,9 +291,13 @@ class Workflows:
 
         claim = await self._claims.move(run, decide, by)
         receipt = self._receipt(run, claim, begin=False)
-        # When this returns, nothing of it runs.
-        await self._runs.ask(CutOff(run, receipt.state))
-        return receipt
+        # When this returns, nothing of it runs but a thread; where they are parked nothing did.
+        if self._group.state != "parked":
+            with self._parking.cut_off():
+                await self._runs.ask(CutOff(run, receipt.state))
+        threads = self._threads.running(run)
+        self._threads.forget(run)
+        return replaced(receipt, threads=threads)
 
     def _receipt(self, run: RunId, claim: Claim, *, begin: bool) -> RunReceipt:
         if not claim.won and claim.pid is not None and claim.state not in ENDED:
@@ -309,6 +344,9 @@ class Workflows:
             status = status_of(self._store, run, run_record(self._store, run))
             if status.ended:
                 return status
+            owner = self._store.get("owners", run.owned)
+            if owner is None or owner.record.nonce == self._ownership.nonce:
+                self._check_executes()
             # Another process may have it: nobody here hears of that.
             with trio.move_on_after(WAIT_LOOK_S):
                 await stirred.wait()

@@ -45,8 +45,8 @@ class Alert:
 
     Attributes:
         id: Its number, for ever; None where the store could not take it yet.
-        kind: `provider_wait`, `agent_parked` or `context_unreadable`; `unreadable` for a row of
-            the alerts that cannot be trusted.
+        kind: `provider_wait`, `agent_parked`, `runs_parked` or `context_unreadable`; `unreadable`
+            for a row of the alerts that cannot be trusted.
         agent: Whom it concerns; `framework` where it concerns all.
         model: Which model; `*` where it concerns all.
         text: What there is to know and what can be done, in one line.
@@ -184,6 +184,12 @@ def alert_text(raised: RaiseAlert, directory: str) -> str:
             f"Agent {agent} crashed too often and is parked: {reason}. It does nothing until it is "
             f"resumed; what was sent to it stays. Mend the cause, then resume_agent({agent!r})."
         )
+    elif raised.kind == "runs_parked":
+        text = (
+            f"What executes runs crashed too often and is parked: {reason}. No run of this process "
+            "goes on until it is unparked; all that is recorded of them stays. Mend the cause, "
+            "then unpark('runs')."
+        )
     elif raised.kind == "context_unreadable":
         text = (
             f"The summary of agent {agent}'s older messages cannot be read: {reason}. No message "
@@ -276,6 +282,13 @@ class AlertDesk:
         episode = f"parked:{self._process}:{self._parked}"
         reason = f"{type(error).__name__}: {error}"
         self.tell(RaiseAlert("agent_parked", agent, EVERY, "parked", reason, None, episode))
+
+    def parked_runs(self, error: BaseException) -> None:
+        """What executes runs crashed too often."""
+        self._parked += 1
+        episode = f"parked:{self._process}:{self._parked}"
+        reason = f"{type(error).__name__}: {error}"
+        self.tell(RaiseAlert("runs_parked", FRAMEWORK, EVERY, "parked", reason, None, episode))
 
     def tell(self, message: RaiseAlert | LookAtAgent) -> None:
         """Tell the actor. Neither waits nor raises."""

@@ -19,7 +19,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import trio
 from msgspec.structs import replace
@@ -51,8 +51,6 @@ from .run_walls import suspend, wall_of
 declare("run.after_started", "a run's item is recorded as started and has not run")
 declare("run.after_body", "a run's item returned and its result is not recorded")
 declare("run.after_done", "a run's item is recorded as done and its workflow does not know")
-
-THREADS: Final = 16
 
 
 class RunContext:
@@ -179,6 +177,9 @@ class RunContext:
                 )
             case "blocked":
                 return await self._run(path, ordinal, row, function)
+        if self._life.threads.find(self._life.run, ordinal) is not None:
+            # The thread that an earlier life of this process left behind: what it comes to counts.
+            return await self._execute(path, ordinal, row, function)
         return await self._settle_doubt(path, ordinal, row, function, in_doubt)
 
     async def _settle_doubt(
@@ -219,7 +220,11 @@ class RunContext:
         row = Row(1 if row is None else row.counter + 1, started)
         crashpoint("run.after_started")
         life.check_goes_on()
-        context = StepContext(self.id, path, ordinal, attempts)
+        return await self._execute(path, ordinal, row, function)
+
+    async def _execute(self, path: str, ordinal: int, row: Row, function: Callable[[], Any]) -> Any:
+        """Call the function of an item that is recorded as started, and record what it came to."""
+        context = StepContext(self.id, path, ordinal, row.record.attempts)
         try:
             value = await self._call(context, function)
         except BaseException as error:
@@ -231,18 +236,14 @@ class RunContext:
         return await self._finish(path, ordinal, row, value)
 
     async def _call(self, context: StepContext, function: Callable[[], Any]) -> Any:
-        token = step_of.set(context)
+        life, token = self._life, step_of.set(context)
         try:
             # The host's code: the table of asks is for the runtime's own actors.
             with in_role(None):
-                if _is_async(function):
+                if _is_async(function) and life.threads.find(life.run, context.ordinal) is None:
                     return await function()
-                # In a tuple: trio takes a coroutine that comes out of a thread for a mistake.
-                (value,) = await trio.to_thread.run_sync(
-                    lambda: (function(),),
-                    limiter=self._life.limiter,
-                    thread_name=f"step {context.path}",
-                    abandon_on_cancel=True,
+                value = await life.threads.call(
+                    life.run, context.ordinal, function, f"step {context.path}"
                 )
                 return await value if inspect.isawaitable(value) else value
         finally:

@@ -67,6 +67,15 @@ class RunOwnedElsewhereError(AbeyanceError):
     host: str | None
 
 
+class RunsParkedError(AbeyanceError):
+    """What executes runs crashed too often and is parked. Nothing was done.
+
+    Every run is as its row says. `unpark('runs')` starts it again.
+    """
+
+    code: ClassVar[str] = "runs_parked"
+
+
 class StepFailedError(AbeyanceError):
     """A step or an item raised, now or in an earlier life of the run; it is not run again.
 

@@ -22,6 +22,7 @@ from .mode import HostMode
 from .persistence import until_stored
 from .run_errors import run_ended
 from .run_rows import RunId, change
+from .step_threads import StepThreads
 
 
 class Outcome(NamedTuple):
@@ -42,7 +43,7 @@ class Life:
         journal: Any,
         clock: Clock,
         buffer_ms: int,
-        limiter: trio.CapacityLimiter,
+        threads: StepThreads,
         mode: HostMode,
     ) -> None:
         self.run = run
@@ -52,7 +53,7 @@ class Life:
         self.journal = journal
         self.clock = clock
         self.buffer_ms = buffer_ms
-        self.limiter = limiter
+        self.threads = threads
         self._mode = mode
         self.scope = trio.CancelScope()
         self.quiet = trio.Event()

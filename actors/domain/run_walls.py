@@ -9,6 +9,7 @@ Runs in: the task of the run's life.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import trio
@@ -18,9 +19,11 @@ from abeyance.actors.providers.capacity import (
     errors_within,
     exhaustion_of,
 )
+from abeyance.actors.providers.failures import understood
+from abeyance.actors.providers.stated import StatedWait, WaitEnds
 from abeyance.storage.crashpoints import crashpoint, declare
 from abeyance.storage.store import Guard, Put
-from abeyance.storage.tables.fields import NAME_BYTES_MAX
+from abeyance.storage.tables.fields import INSTANT_MS_MAX, NAME_BYTES_MAX
 from abeyance.storage.tables.runs import Suspension
 
 from .errors import CallDeferredError, RunExhaustedError
@@ -75,8 +78,9 @@ def wall_of(
 ) -> Suspension | None:
     """What a failure says about capacity, as the record of a suspension; None where it is another.
 
-    Understood are a chain that is out, a provider's quota, and the wait that ended an ephemeral
-    run; alone, in groups and behind causes.
+    Understood are a chain that is out, a provider's quota, the wait that ended an ephemeral run or
+    refused a call unmade, and the wait that a refused call stated; alone, in groups and behind
+    causes.
     """
     now_ms = life.clock.now_ms()
     common: dict[str, Any] = {
@@ -115,7 +119,9 @@ def wall_of(
             **common,
         )
     fact = exhaustion_of(error, provider="provider", model="model", now_ms=now_ms)
-    if fact is None or fact.missing:
+    if fact is None:
+        return _stated(error, now_ms, common)
+    if fact.missing:
         return None
     return Suspension(
         window=named(fact.window),
@@ -124,3 +130,23 @@ def wall_of(
         told_by=fact.told_by,
         **common,
     )
+
+
+def _stated(error: BaseException, now_ms: int, common: dict[str, Any]) -> Suspension | None:
+    """The wait that a refused call stated, where the same call may go through behind it.
+
+    A limit that states nothing, or a wait that is over, is the item's failure: when to try again is
+    a guess, and guesses are the workflow's.
+    """
+    refused = understood(error, received_at=now_ms / 1_000)
+    stated = None if refused is None else refused.stated
+    if refused is None or not refused.retryable or not isinstance(stated, StatedWait):
+        return None
+    match stated.ends:
+        case WaitEnds.UNTIL if stated.deadline_ms is not None and stated.deadline_ms > now_ms:
+            # To the millisecond, as an agent's turn is held: no window whose edge is to be avoided.
+            at_ms = min(math.ceil(stated.deadline_ms), INSTANT_MS_MAX)
+            return Suspension(retry_at_ms=at_ms, resume_after_ms=at_ms, told_by="error", **common)
+        case WaitEnds.UNTIL_RELEASED:
+            return Suspension(**common)
+    return None

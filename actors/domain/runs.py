@@ -36,10 +36,11 @@ from .mode import HostMode
 from .persistence import PAUSE_MAX_S, may_land_later
 from .protocol import Due, ForgetInstant, WatchInstant
 from .run_claims import Claims
-from .run_context import THREADS, RunContext
+from .run_context import RunContext
 from .run_errors import InvalidRunError, RunEndedError, StepFailedError
 from .run_life import Life
 from .run_rows import (
+    ENDED,
     LIVE,
     RunId,
     bounded,
@@ -49,6 +50,7 @@ from .run_rows import (
 )
 from .run_walls import suspend, wall_of
 from .run_workflow import Workflow, other_version
+from .step_threads import StepThreads
 
 declare("run.after_claimed", "a run is claimed and nothing of it is executed")
 declare("run.after_running", "a claimed run is recorded as running and its workflow has not begun")
@@ -133,6 +135,7 @@ class Runs(TrioActor):
         clock: Clock,
         news: News,
         mode: HostMode,
+        threads: StepThreads,
     ) -> None:
         super().__init__()
         self._store = store
@@ -143,7 +146,7 @@ class Runs(TrioActor):
         self._news = news
         self._mode = mode
         self._claims = Claims(store, journal, ownership, clock, mode)
-        self._limiter = trio.CapacityLimiter(THREADS)
+        self._threads = threads
         self._look_wanted = trio.Event()
         self._waiters: dict[RunId, list[Reply]] = {}
 
@@ -279,7 +282,7 @@ class Runs(TrioActor):
             self._journal,
             self._clock,
             workflow.buffer_ms,
-            self._limiter,
+            self._threads,
             self._mode,
         )
         kept.lives[run] = life
@@ -307,6 +310,8 @@ class Runs(TrioActor):
                 reply.set(None)
             self._look_wanted.set()
         if life.outcome is not None:
+            if life.outcome.state in ENDED:
+                self._threads.forget(run)
             self._tell_of(run, life.outcome.state)
 
     async def _execute(self, life: Life, workflow: Workflow) -> None:

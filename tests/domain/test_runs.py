@@ -30,6 +30,9 @@ from abeyance.actors.domain.errors import (
     RuntimeClosedError,
 )
 from abeyance.actors.providers import CapacityExhaustedError, Exhaustion
+from abeyance.actors.providers.failures import refusal
+from abeyance.actors.providers.port import ProviderError
+from abeyance.actors.providers.stated import StatedWait, WaitEnds, WaitKind
 from abeyance.actors.testing import ScriptedProvider, fail, reply
 from abeyance.storage.errors import DiskFullError
 from abeyance.storage.lmdb_store import LmdbStore
@@ -655,6 +658,82 @@ async def test_wait_that_ends_an_ephemeral_run_in_a_step_suspends_its_run_until_
     assert calls[0] == began
     assert calls[1] >= began + 2 * HOUR
     assert len(calls) == 2
+
+
+def refused(status: int, retry_after: float | str | None) -> ProviderError:
+    """What a provider call that an item made by itself raises."""
+    headers = {} if retry_after is None else {"retry-after": str(retry_after)}
+    return refusal(
+        provider="anthropic",
+        status=status,
+        headers=headers,
+        body=None,
+        message="too many",
+        received_at=START_S,
+    )
+
+
+START_S = 1_791_374_400
+
+
+@pytest.mark.behaviour("X-007")
+@pytest.mark.parametrize("status", [429, 529], ids=["rate limited", "overloaded"])
+@pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "in a group"])
+async def test_wait_that_a_refused_call_of_an_item_stated_suspends_its_run_until_that_instant(
+    world: World, virtual_time: MockClock, status: int, wrapped: bool
+) -> None:
+    effects = Effects()
+    error: BaseException = refused(status, 7_200)
+    if wrapped:
+        error = ExceptionGroup("of a nursery", [error])
+    async with world.open() as runtime:
+        assert world.clock.now_ms() // 1_000 == START_S
+        runtime.add_workflow("report", five(effects))
+        effects.raising["b"] = [error]
+        run = await runtime.start_run("report:1", "report")
+        await until(lambda: run.status().state == "waiting_for_capacity")
+        ends = (START_S + 7_200) * 1_000
+        assert run.status().retry_at_ms == run.status().resume_after_ms == ends
+        await trio.sleep((ends - 1 - world.clock.now_ms()) / 1_000)
+        await settled()
+        assert effects.log == ["gather", "a"]
+        assert (await run.wait()).state == "completed"
+        assert states(world, run.id).count("resuming") == 1
+    assert effects.log == ALL
+
+
+@pytest.mark.parametrize(
+    ("status", "retry_after"),
+    [(429, None), (429, -1), (429, 0), (503, None), (401, 7_200)],
+    ids=["unstated", "no grammar", "over", "unavailable", "no limit"],
+)
+async def test_refused_call_that_states_no_wait_to_keep_is_its_items_failure(
+    world: World, virtual_time: MockClock, status: int, retry_after: Any
+) -> None:
+    effects = Effects()
+    async with world.open() as runtime:
+        runtime.add_workflow("report", five(effects))
+        effects.raising["b"] = [refused(status, retry_after)]
+        run = await runtime.start_run("report:1", "report")
+        status_ = await run.wait()
+        assert status_.state == "failed"
+        assert "refused the call" in status_.reason
+        assert [step.state for step in runtime.run_steps(run.id)] == ["done", "done", "failed"]
+
+
+async def test_refused_call_of_an_item_that_is_held_until_released_waits_for_an_operator(
+    world: World, virtual_time: MockClock
+) -> None:
+    effects = Effects()
+    error = refused(429, None)
+    error.stated = StatedWait(kind=WaitKind.RATE_LIMITED, ends=WaitEnds.UNTIL_RELEASED)
+    async with world.open() as runtime:
+        runtime.add_workflow("report", five(effects))
+        effects.raising["b"] = [error]
+        run = await runtime.start_run("report:1", "report")
+        await until(lambda: run.status().state == "waiting_for_capacity_unknown")
+        await runtime.resume_run(run.id, requester="ops")
+        assert (await run.wait()).state == "completed"
 
 
 # -- the workflow's own errors
