@@ -478,7 +478,7 @@ class Runtime(RunVerbs):
         by = self._permitted("unpark", group, requester, door)
         was_parked = found.unpark()
         if was_parked:
-            _logger.info("group %r is unparked by %s", group, by)
+            _logger.info("group %r is unparked by %s", group, by, actor=group)
         await trio.lowlevel.checkpoint()
         return was_parked
 
