@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ._version import __version__
 
 if TYPE_CHECKING:
+    from .cards import WaitCard, wait_card
     from .conversations import Conversation
     from .core import (
         LATER,
@@ -139,16 +140,19 @@ __all__ = [
     "TrioFuture",
     "UnknownRunError",
     "UnknownWorkflowError",
+    "WaitCard",
     "Webhook",
     "__version__",
     "open_runtime",
     "step_context",
     "tool_context",
+    "wait_card",
 ]
 
 # A name is imported when it is asked for: whoever imports one module of the package, as the command
 # line does, is not kept waiting for all of them. A test compares this with the imports above.
 _HOMES: Final = {
+    ".cards": ("WaitCard", "wait_card"),
     ".conversations": ("Conversation",),
     ".core": (
         "LATER",

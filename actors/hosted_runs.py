@@ -200,12 +200,17 @@ class HostedRunVerbs:
         return found
 
     def runs(
-        self, *, state: str | None = None, workflow: str | None = None, limit: int = 100
+        self,
+        *,
+        state: str | None = None,
+        workflow: str | None = None,
+        limit: int = 100,
+        after: str | None = None,
     ) -> tuple[RunStatus, ...]:
         """The runs of this store. As `Runtime.runs`."""
 
         async def read(runtime: Runtime) -> tuple[RunStatus, ...]:
-            return runtime.runs(state=state, workflow=workflow, limit=limit)
+            return runtime.runs(state=state, workflow=workflow, limit=limit, after=after)
 
         found: tuple[RunStatus, ...] = self._call(read, True)
         return found

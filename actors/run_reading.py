@@ -8,20 +8,33 @@ Pure but for the store that is handed in.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
+from abeyance.storage.errors import UnreadableRecordError
 from abeyance.storage.store import Row, Store
-from abeyance.storage.tables.runs import Run, RunTransition
+from abeyance.storage.tables.runs import Bucket, Run, RunTransition
 
 from .domain.ingress import check_name
 from .domain.run_errors import InvalidRunError, UnknownRunError
-from .domain.run_rows import ENDED, LIVE, WAITING, RunId, unpacked
+from .domain.run_rows import ENDED, LIVE, WAITING, RunId, in_bucket, parse_run_id, unpacked
 from .run_status import RunStatus, RunStep, RunStepped
 
 PAGE_MAX: Final = 1_000
+OPEN: Final = "open"
+"""As a filter of states: whatever has not ended."""
+_BUCKETS: Final[dict[str, tuple[Bucket, ...]]] = {
+    OPEN: ("recovery", "unknown", "waiting", "live"),
+    "recovery_required": ("recovery",),
+    "waiting_for_capacity_unknown": ("unknown",),
+    "waiting_for_capacity": ("waiting",),
+    "resuming": ("live",),
+    "running": ("live",),
+}
+"""Where the index has the runs of a state; first what only an operator moves."""
 
 
-def check_run_listing(state: object, workflow: object, limit: object) -> None:
+def check_run_listing(state: object, workflow: object, limit: object, after: object = None) -> None:
     """Refuse a malformed filter or bound of a listing.
 
     Raises:
@@ -29,10 +42,14 @@ def check_run_listing(state: object, workflow: object, limit: object) -> None:
     """
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= PAGE_MAX:
         raise InvalidRunError("limit", f"must be a whole number from 1 to {PAGE_MAX:,}")
-    if state is not None and state not in (*LIVE, *WAITING, *ENDED, "recovery_required"):
-        raise InvalidRunError("state", "is no state of a run")
+    if state is not None and state not in (OPEN, *LIVE, *WAITING, *ENDED, "recovery_required"):
+        raise InvalidRunError("state", "is no state of a run, nor 'open'")
     if workflow is not None:
         check_name(workflow, "workflow")
+    if after is not None and state in _BUCKETS:
+        raise InvalidRunError("after", "goes with all runs, or those that have ended in one way")
+    if after is not None and parse_run_id(after, "after") is None:
+        raise InvalidRunError("after", "must be the id of a run: its key, an '@', its number")
 
 
 def run_record(store: Store, run: RunId) -> Run:
@@ -43,12 +60,15 @@ def run_record(store: Store, run: RunId) -> Run:
     """
     row = store.get("runs", run.row)
     if row is None:
-        raise UnknownRunError(
-            f"there is no run {str(run)!r}; nothing was done; list those there are",
-            run=str(run),
-        )
+        raise unknown_run(run)
     record: Run = row.record
     return record
+
+
+def unknown_run(run: RunId) -> UnknownRunError:
+    return UnknownRunError(
+        f"there is no run {str(run)!r}; nothing was done; list those there are", run=str(run)
+    )
 
 
 def status_of(store: Store, run: RunId, record: Run) -> RunStatus:
@@ -85,20 +105,38 @@ def status_of(store: Store, run: RunId, record: Run) -> RunStatus:
 
 
 def list_runs(
-    store: Store, state: str | None, workflow: str | None, limit: int
+    store: Store, state: str | None, workflow: str | None, limit: int, after: str | None = None
 ) -> tuple[RunStatus, ...]:
-    """The runs of a store by key, in one state or of one workflow, at most so many."""
+    """The runs of a store in one state or of one workflow, at most so many.
+
+    Those that have not ended are found by the index, however many others there are: what only an
+    operator moves first, then what waits by its instant, then what is executed. Others come by key.
+    """
     found: list[RunStatus] = []
-    for key, row in store.scan("runs"):
+    for run in _open_runs(store, state) if state in _BUCKETS else _all_runs(store, after):
         if len(found) == limit:
             break
-        if not isinstance(row, Row):
+        try:
+            row = store.get("runs", run.row)
+        except UnreadableRecordError:
             continue
-        record: Run = row.record
-        if state not in (None, record.state) or workflow not in (None, record.workflow):
+        if row is None or workflow not in (None, row.record.workflow):
             continue
-        found.append(status_of(store, RunId(str(key[0]), int(key[1])), record))
+        if state in (None, OPEN, row.record.state):
+            found.append(status_of(store, run, row.record))
     return tuple(found)
+
+
+def _open_runs(store: Store, state: str) -> Iterator[RunId]:
+    for bucket in _BUCKETS[state]:
+        for run, _workflow in in_bucket(store, bucket):
+            yield run
+
+
+def _all_runs(store: Store, after: str | None) -> Iterator[RunId]:
+    behind = None if after is None else parse_run_id(after, "after")
+    for key, _row in store.scan("runs", after=None if behind is None else behind.row):
+        yield RunId(str(key[0]), int(key[1]))
 
 
 def read_steps(store: Store, run: RunId) -> tuple[RunStep, ...]:

@@ -58,15 +58,19 @@ class RunStatus:
         """One line for people; instants in a zone (a `tzinfo`), or in this machine's own."""
         if self.state not in WAITING:
             why = f": {self.reason}" if self.reason else ""
-            return f"{self.state.replace('_', ' ').capitalize()}{why}"
+            return f"{self.title}{why}"
+        if self.resume_after_ms is None:
+            return f"{self.title} \u00b7 until somebody resumes it"
+        return f"{self.title} \u00b7 resumes after {local_minute(self.resume_after_ms, zone)}"
+
+    @property
+    def title(self) -> str:
+        """Its state for people; of a run that waits, for whose capacity and of which window."""
+        if self.state not in WAITING:
+            return self.state.replace("_", " ").capitalize()
         what = self.provider or self.model or "provider"
         window = f" ({self.window})" if self.window else ""
-        if self.resume_after_ms is None:
-            return f"Waiting for {what} capacity{window} \u00b7 until somebody resumes it"
-        return (
-            f"Waiting for {what} capacity{window} \u00b7 resumes after "
-            f"{_local(self.resume_after_ms, zone)}"
-        )
+        return f"Waiting for {what} capacity{window}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +110,10 @@ class RunReceipt:
     threads: int = 0
 
 
-def _local(at_ms: int, zone: Any) -> str:
+def local_minute(at_ms: int, zone: Any) -> str:
+    """An instant to the minute in a zone, or in this machine's own. Rounded up: a time that is read
+    must not be before the one that binds."""
+    at_ms = -(-at_ms // 60_000) * 60_000
     try:
         at = datetime.fromtimestamp(at_ms / 1_000, tz=zone).astimezone(zone)
     except (OverflowError, OSError, ValueError):

@@ -199,16 +199,28 @@ class RunVerbs:
         return self._workflows.status(run)
 
     def runs(
-        self, *, state: str | None = None, workflow: str | None = None, limit: int = 100
+        self,
+        *,
+        state: str | None = None,
+        workflow: str | None = None,
+        limit: int = 100,
+        after: str | None = None,
     ) -> tuple[RunStatus, ...]:
-        """The runs of this store by key, in one state or all. Not a checkpoint.
+        """The runs of this store, in one state, of one workflow, or all. Not a checkpoint.
 
+        Args:
+            state: One state, or `open`: whatever has not ended. Those are found by an index: first
+                what only an operator moves, then what waits, by its instant, then what is executed.
+                All others, and None, come by key, past as many rows as there are.
+            workflow: Only those of this workflow.
+            limit: 1 to 1,000.
+            after: The id of a run: only those behind it, by key; with None or an ended state.
         Raises:
             InvalidRunError, InvalidNameError: A filter is malformed.
             RuntimeClosedError: The runtime has ended.
         """
         self._check_open()
-        return self._workflows.listing(state, workflow, limit)
+        return self._workflows.listing(state, workflow, limit, after)
 
     def run_steps(self, run: str) -> tuple[RunStep, ...]:
         """What a run has done, item by item, in order. Not a checkpoint; raises as `run`."""

@@ -325,9 +325,11 @@ class Workflows:
         run = read_run_id(self._store, text)
         return status_of(self._store, run, run_record(self._store, run))
 
-    def listing(self, state: str | None, workflow: str | None, limit: int) -> tuple[RunStatus, ...]:
-        check_run_listing(state, workflow, limit)
-        return list_runs(self._store, state, workflow, limit)
+    def listing(
+        self, state: str | None, workflow: str | None, limit: int, after: str | None
+    ) -> tuple[RunStatus, ...]:
+        check_run_listing(state, workflow, limit, after)
+        return list_runs(self._store, state, workflow, limit, after)
 
     def steps(self, text: str) -> tuple[RunStep, ...]:
         return read_steps(self._store, read_run_id(self._store, text))

@@ -66,7 +66,7 @@ FAMILIES = (
         "the caller or an operator",
         """
         NotStoredError CommitFailedError DiskFullError LockTimeoutError MapLimitError
-        ReadOnlyStoreError StoreIOError StoreLostError
+        ReadOnlyStoreError RunContestedError StoreIOError StoreLostError
         """,
     ),
     _family(

@@ -73,11 +73,10 @@ def read_run_id(store: Store, text: object) -> RunId:
         InvalidRunError: It is neither; nothing was done.
         UnknownRunError: No run has that key.
     """
-    if not isinstance(text, str):
-        raise InvalidRunError("run", f"must be text, not {type(text).__name__}")
-    key, at, number = text.rpartition("@")
-    if at and number.isascii() and number.isdigit() and len(number) < 16 and int(number) >= 1:
-        return RunId(check_key(key, "run"), int(number))
+    found = parse_run_id(text, "run")
+    if found is not None:
+        return found
+    assert isinstance(text, str)
     row = store.get("run_keys", (check_key(text, "run"),))
     if row is None:
         raise UnknownRunError(
@@ -85,6 +84,20 @@ def read_run_id(store: Store, text: object) -> RunId:
             run=text,
         )
     return RunId(text, row.record.generation)
+
+
+def parse_run_id(text: object, field: str) -> RunId | None:
+    """Parse `KEY@N`; None where it names no number.
+
+    Raises:
+        InvalidRunError, InvalidNameError: It is no text, or what it says is no key.
+    """
+    if not isinstance(text, str):
+        raise InvalidRunError(field, f"must be text, not {type(text).__name__}")
+    key, at, number = text.rpartition("@")
+    if at and number.isascii() and number.isdigit() and len(number) < 16 and int(number) >= 1:
+        return RunId(check_key(key, field), int(number))
+    return None
 
 
 def check_key(value: object, field: str) -> str:

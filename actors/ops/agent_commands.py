@@ -83,15 +83,11 @@ def release(
         report = target.release(agent, scope)
     finally:
         target.close()
-    try:
+    with shell.done_anyway("the release was done; what it lifted"):
         if as_json:
             typer.echo(json_text(report))
         else:
             print_release(shell.console(), agent, report)
-    except (OSError, SystemExit) as error:  # The console ends the program where nobody reads.
-        shell.drop_output()
-        cause = error.strerror if isinstance(error, OSError) else "nobody reads it"
-        shell.say(f"the release was done; what it lifted cannot be printed ({cause})")
 
 
 @shell.app.command()

@@ -5,6 +5,7 @@ Runs in: the server's task of the connection, on the loop thread.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
@@ -43,6 +44,7 @@ from .reports import (
 from .requests import (
     EVERY_MODEL,
     AlertsRequest,
+    CancelRunRequest,
     DeadLettersRequest,
     ImportRequest,
     InboxRequest,
@@ -51,10 +53,22 @@ from .requests import (
     ReleaseRequest,
     ReplayRequest,
     Request,
+    ResumeRunRequest,
     RewindRequest,
+    RunRequest,
+    RunsRequest,
     StatusRequest,
     TreeRequest,
+    UseFallbackRequest,
     WaitsRequest,
+)
+from .run_reports import (
+    RunActReport,
+    RunDetailReport,
+    RunsReport,
+    report_act,
+    report_detail,
+    report_runs,
 )
 
 
@@ -100,6 +114,33 @@ class Controlled(Protocol):
 
     async def inbox(self, agent: str | None, *, after: int | None, limit: int) -> Sequence[Any]:
         """Rows that `InboxRowReport` mirrors, in the order they land."""
+
+    def runs(
+        self, *, state: str | None, workflow: str | None, limit: int, after: str | None
+    ) -> Sequence[Any]:
+        """Runs that `RunReport` mirrors."""
+
+    def run(self, run: str) -> Any:
+        """One run, which `RunReport` mirrors."""
+
+    def run_steps(self, run: str) -> Sequence[Any]:
+        """Its items, which `RunStepReport` mirrors."""
+
+    def run_history(self, run: str) -> Sequence[Any]:
+        """Its states, which `RunSteppedReport` mirrors."""
+
+    async def resume_run(
+        self, run: str, *, requester: str, in_doubt: Any, result: Any, door: Door
+    ) -> Any:
+        """Take a run up; what `RunActReport` mirrors."""
+
+    async def use_fallback(
+        self, run: str, *, provider: str, model: str, requester: str, door: Door
+    ) -> Any:
+        """Go on with a run on another model; what `RunActReport` mirrors."""
+
+    async def cancel_run(self, run: str, *, requester: str, reason: str, door: Door) -> Any:
+        """End a run; what `RunActReport` mirrors."""
 
     async def replay_dead_letter(
         self,
@@ -222,6 +263,55 @@ async def _replay(runtime: Controlled, request: ReplayRequest) -> ReplayReport:
     return ReplayReport(replayed=_mirror(sent, EntryReport))
 
 
+async def _runs(runtime: Controlled, request: RunsRequest) -> RunsReport:
+    found = runtime.runs(
+        state=_given(request.state),
+        workflow=_given(request.workflow),
+        limit=request.limit,
+        after=_given(request.after),
+    )
+    return report_runs(found, os.getpid())
+
+
+async def _run(runtime: Controlled, request: RunRequest) -> RunDetailReport:
+    status = runtime.run(request.run)
+    # By its id from here on: a key may have a newer run by now.
+    steps, history = runtime.run_steps(status.id), runtime.run_history(status.id)
+    return report_detail(status, steps, history, os.getpid())
+
+
+async def _resume_run(runtime: Controlled, request: ResumeRunRequest) -> RunActReport:
+    receipt = await runtime.resume_run(
+        request.run,
+        requester=clean_requester(request.requester),
+        in_doubt=_given(request.in_doubt),
+        result=request.result,
+        door="cli",
+    )
+    return report_act(receipt, os.getpid())
+
+
+async def _use_fallback(runtime: Controlled, request: UseFallbackRequest) -> RunActReport:
+    receipt = await runtime.use_fallback(
+        request.run,
+        provider=request.provider,
+        model=request.model,
+        requester=clean_requester(request.requester),
+        door="cli",
+    )
+    return report_act(receipt, os.getpid())
+
+
+async def _cancel_run(runtime: Controlled, request: CancelRunRequest) -> RunActReport:
+    receipt = await runtime.cancel_run(
+        request.run,
+        requester=clean_requester(request.requester),
+        reason=request.reason,
+        door="cli",
+    )
+    return report_act(receipt, os.getpid())
+
+
 _Answer: TypeAlias = Callable[[Controlled, Any], Awaitable[msgspec.Struct]]
 _ANSWERS: Final[dict[type[msgspec.Struct], _Answer]] = {
     StatusRequest: _status,
@@ -236,6 +326,11 @@ _ANSWERS: Final[dict[type[msgspec.Struct], _Answer]] = {
     AlertsRequest: _alerts,
     InboxRequest: _inbox,
     ReplayRequest: _replay,
+    RunsRequest: _runs,
+    RunRequest: _run,
+    ResumeRunRequest: _resume_run,
+    UseFallbackRequest: _use_fallback,
+    CancelRunRequest: _cancel_run,
 }
 
 

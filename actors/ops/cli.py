@@ -45,7 +45,7 @@ from .errors import StateUnusableError
 from .render import json_text
 
 # In the order in which the help lists their commands.
-from . import agent_commands, record_commands, demo_command  # isort: skip  # noqa: F401
+from . import agent_commands, record_commands, run_commands, demo_command  # isort: skip  # noqa: F401
 
 TRACEBACK: Final = "ABEYANCE_TRACEBACK"
 """Set in the environment, it lets an unexpected error through with its traceback."""

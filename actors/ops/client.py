@@ -56,16 +56,31 @@ from .reports import (
     WaitReport,
 )
 from .requests import EVERY_MODEL
+from .run_client import RunAsks
 
 NOT_ITS_OWN: Final = frozenset(
-    {"agent_owned_elsewhere", "unknown_agent", "actor_dead", "message_not_kept"}
+    {
+        "agent_owned_elsewhere",
+        "unknown_agent",
+        "actor_dead",
+        "message_not_kept",
+        "run_owned_elsewhere",
+        "unknown_workflow",
+        "run_state",
+    }
 )
 """Codes by which a host refuses what another host of the directory may do. Nothing was done."""
+
+_TELLING: Final = {
+    code: rank
+    for rank, code in enumerate(("run_state", "agent_owned_elsewhere", "run_owned_elsewhere"))
+}
+"""Of several refusals, which says most to an operator: the lower."""
 
 _T = TypeVar("_T")
 
 
-class ControlClient:
+class ControlClient(RunAsks):
     """A connection to each live host of a state directory.
 
     Args:
@@ -331,7 +346,7 @@ class ControlClient:
         if not refusals:
             raise self._nobody()
         # Who knows the owner knows more than who has never heard of the agent.
-        refusals.sort(key=lambda error: error.remote_code != "agent_owned_elsewhere")
+        refusals.sort(key=lambda error: _TELLING.get(error.remote_code, len(_TELLING)))
         if not self._failures:
             raise refusals[0]
         raise HostSilentError(

@@ -147,7 +147,7 @@ class HostClient:
         Raises:
             RefusedByHostError, HostSilentError: As they say; nothing changed.
         """
-        return self._ask(StatusRequest(), StatusReport)
+        return self.ask(StatusRequest(), StatusReport)
 
     def waits(self, agent: str | None = None) -> tuple[WaitReport, ...]:
         """The binding waits of one agent, or of all.
@@ -156,7 +156,7 @@ class HostClient:
             RefusedByHostError, HostSilentError: As they say; nothing changed.
         """
         request = WaitsRequest(agent=msgspec.UNSET if agent is None else agent)
-        return self._ask(request, WaitsReport).waits
+        return self.ask(request, WaitsReport).waits
 
     def tree(self, *, depth: int = DEPTH, width: int = WIDTH) -> NodeReport:
         """The host's supervisors and actors.
@@ -164,7 +164,7 @@ class HostClient:
         Raises:
             RefusedByHostError, HostSilentError: As they say; nothing changed.
         """
-        return self._ask(TreeRequest(depth=depth, width=width), TreeReport).tree
+        return self.ask(TreeRequest(depth=depth, width=width), TreeReport).tree
 
     def release(
         self, agent: str, model: str = EVERY_MODEL, *, requester: str | None = None
@@ -182,7 +182,7 @@ class HostClient:
             model=model,
             requester=this_requester() if requester is None else requester,
         )
-        return self._ask(request, ReleaseReport)
+        return self.ask(request, ReleaseReport)
 
     def rewind(
         self, agent: str, to: str | int | None, *, requester: str | None = None
@@ -201,7 +201,7 @@ class HostClient:
             undo=to is None,
             requester=this_requester() if requester is None else requester,
         )
-        return self._ask(request, RewindReport)
+        return self.ask(request, RewindReport)
 
     def quiesce(
         self, reason: str, within_s: float, *, requester: str | None = None
@@ -217,12 +217,12 @@ class HostClient:
         by = this_requester() if requester is None else requester
         request = QuiesceRequest(reason=reason, within_s=within_s, requester=by)
         # The answer comes when the window is over, at the latest.
-        return self._ask(request, QuiesceReport, patience_s=within_s)
+        return self.ask(request, QuiesceReport, patience_s=within_s)
 
     def resume(self, *, requester: str | None = None) -> QuiesceReport:
         """Have the host start turns again. As `quiesce`."""
         by = this_requester() if requester is None else requester
-        return self._ask(QuiesceRequest(end=True, requester=by), QuiesceReport)
+        return self.ask(QuiesceRequest(end=True, requester=by), QuiesceReport)
 
     def entries(
         self, kind: Kind, *, before: int | None = None, limit: int = 100
@@ -238,7 +238,7 @@ class HostClient:
             if kind == "dead_letter"
             else QuarantineRequest(before=number, limit=limit)
         )
-        return self._ask(request, EntriesReport).entries
+        return self.ask(request, EntriesReport).entries
 
     def alerts(self, *, after: int | None = None, limit: int = 100) -> tuple[AlertReport, ...]:
         """What operators were told of, oldest first.
@@ -247,7 +247,7 @@ class HostClient:
             RefusedByHostError, HostSilentError: As they say; nothing changed.
         """
         request = AlertsRequest(after=msgspec.UNSET if after is None else after, limit=limit)
-        return self._ask(request, AlertsReport).alerts
+        return self.ask(request, AlertsReport).alerts
 
     def inbox(
         self, agent: str | None = None, *, after: int | None = None, limit: int = 100
@@ -262,7 +262,7 @@ class HostClient:
             after=msgspec.UNSET if after is None else after,
             limit=limit,
         )
-        return self._ask(request, InboxReport).inbox
+        return self.ask(request, InboxReport).inbox
 
     def import_deferred(
         self, path: str, *, agent: str | None, wake: bool, dry_run: bool
@@ -281,7 +281,7 @@ class HostClient:
             wake=wake,
             dry_run=dry_run,
         )
-        return self._ask(request, ImportReport)
+        return self.ask(request, ImportReport)
 
     def replay(self, kind: Kind, number: int, *, requester: str | None = None) -> ReplayReport:
         """Have the message of a row sent to its actor again.
@@ -293,9 +293,16 @@ class HostClient:
             HostSilentError: Whether it was sent is unknown; the row's count tells.
         """
         by = this_requester() if requester is None else requester
-        return self._ask(ReplayRequest(kind=kind, id=number, requester=by), ReplayReport)
+        return self.ask(ReplayRequest(kind=kind, id=number, requester=by), ReplayReport)
 
-    def _ask(self, request: Request, kind: type[_T], *, patience_s: float = 0.0) -> _T:
+    def ask(self, request: Request, kind: type[_T], *, patience_s: float = 0.0) -> _T:
+        """Send a request and return what its answer carries.
+
+        Args:
+            patience_s: How long the verb itself may take, beside the answer's own deadline.
+        Raises:
+            RefusedByHostError, HostSilentError: As they say.
+        """
         try:
             self._socket.settimeout(self._timeout_s)
             self._socket.sendall(msgspec.json.encode(request) + b"\n")

@@ -10,7 +10,7 @@ Pure.
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -131,6 +131,47 @@ class ImportRequest(_Request, frozen=True, tag="import"):
     dry_run: bool = False
 
 
+class RunsRequest(_Request, frozen=True, tag="runs"):
+    """Runs: those in one state (`open`: that have not ended), or all where `state` is omitted."""
+
+    state: str | msgspec.UnsetType = msgspec.UNSET
+    workflow: str | msgspec.UnsetType = msgspec.UNSET
+    after: str | msgspec.UnsetType = msgspec.UNSET
+    limit: int = 100
+
+
+class RunRequest(_Request, frozen=True, tag="run"):
+    """One run, its items, and the states it went through."""
+
+    run: str
+
+
+class ResumeRunRequest(_Request, frozen=True, tag="resume-run"):
+    """Take a waiting run up now, or with a decision one whose item is in doubt."""
+
+    run: str
+    in_doubt: Literal["retry", "done"] | msgspec.UnsetType = msgspec.UNSET
+    result: Any = None
+    requester: str = ""
+
+
+class UseFallbackRequest(_Request, frozen=True, tag="use-fallback"):
+    """Go on with a waiting run on another model."""
+
+    run: str
+    provider: str
+    model: str
+    requester: str = ""
+
+
+class CancelRunRequest(_Request, frozen=True, tag="cancel-run"):
+    """End a run for good."""
+
+    run: str
+    reason: str = ""
+    requester: str = ""
+
+
 Request: TypeAlias = (
     StatusRequest
     | WaitsRequest
@@ -144,6 +185,11 @@ Request: TypeAlias = (
     | RewindRequest
     | QuiesceRequest
     | ImportRequest
+    | RunsRequest
+    | RunRequest
+    | ResumeRunRequest
+    | UseFallbackRequest
+    | CancelRunRequest
 )
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -65,6 +66,17 @@ def say_silent(pids: tuple[int, ...]) -> None:
 def say(line: str) -> None:
     with suppress(OSError):  # Nowhere is left to say it.
         typer.echo(f"abeyance: {line}", err=True)
+
+
+@contextmanager
+def done_anyway(what: str) -> Iterator[None]:
+    """Print what was done; where it cannot be printed, say so. It was done, and exits with 0."""
+    try:
+        yield
+    except (OSError, SystemExit) as error:  # The console ends the program where nobody reads.
+        drop_output()
+        cause = error.strerror if isinstance(error, OSError) else "nobody reads it"
+        say(f"{what} cannot be printed ({cause})")
 
 
 def drop_output() -> None:

@@ -63,6 +63,7 @@ from .reports import (
     WaitReport,
 )
 from .requests import EVERY_MODEL
+from .stopped_runs import StoppedRuns
 
 ATTEMPTS_MAX = 10
 
@@ -84,7 +85,7 @@ class _WallClock:
         return time.time_ns() // 1_000_000
 
 
-class StoppedStore:
+class StoppedStore(StoppedRuns):
     """The store of a state directory, opened by this process.
 
     Args:
@@ -105,6 +106,7 @@ class StoppedStore:
             # An operator looks when something is wrong, and the engine dies of a garbled page.
             verify=True,
         )
+        self._owners = self._store.directory / "owners"
         self._waits = WaitBook(self._store, self._clock)
 
     def close(self) -> None:

@@ -10,9 +10,10 @@ Blocking.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from abeyance.actors.domain.archive_book import Kind
+from abeyance.actors.domain.run_acts import Decision
 
 from .client import ControlClient
 from .connection import NoHostError
@@ -29,6 +30,7 @@ from .reports import (
     WaitReport,
 )
 from .requests import EVERY_MODEL
+from .run_reports import RunActReport, RunDetailReport, RunsReport
 from .stopped import StoppedStore
 
 
@@ -52,6 +54,15 @@ class Target(Protocol):
     def import_deferred(
         self, path: str, *, agent: str | None = None, wake: bool = False, dry_run: bool = False
     ) -> ImportReport: ...
+    def runs(
+        self, *, state: str | None, workflow: str | None, after: str | None, limit: int
+    ) -> RunsReport: ...
+    def run(self, run: str) -> RunDetailReport: ...
+    def resume_run(
+        self, run: str, *, in_doubt: Decision | None = None, result: Any = None
+    ) -> RunActReport: ...
+    def use_fallback(self, run: str, *, provider: str, model: str) -> RunActReport: ...
+    def cancel_run(self, run: str, *, reason: str = "") -> RunActReport: ...
     def close(self) -> None: ...
 
 

@@ -1,0 +1,94 @@
+"""What the command line prints of runs, for a person at 80 columns.
+
+Each run is a head, its line for people, where it stands, and, where only an operator moves it, what
+there is to decide. Texts from records are printed as text, as `render` has it.
+
+Pure but for the console that is handed in.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from abeyance.actors.domain.ingress import escaped_text
+
+from .instants import local_text
+from .run_reports import RunActReport, RunDetailReport, RunReport, RunsReport
+
+_OPEN = ("running", "resuming")
+_DECIDE = {
+    "waiting_for_capacity": "sooner: resume, fallback or cancel",
+    "waiting_for_capacity_unknown": "nobody said until when: resume, fallback or cancel",
+    "recovery_required": "decide: resume (--in-doubt retry, or done), or cancel",
+}
+
+
+def print_runs(console: Console, report: RunsReport, *, filtered: bool) -> None:
+    """Print runs, a block each."""
+    if not report.runs:
+        console.print("No such runs." if filtered else "No runs that have not ended.")
+    for run in report.runs:
+        _print_run(console, run, stopped=report.pid is None)
+
+
+def _print_run(console: Console, run: RunReport, *, stopped: bool) -> None:
+    head = f"{run.id}  {run.workflow} v{run.version}"
+    console.print(Text(escaped_text(head), style="bold"))
+    style = "yellow" if run.state in _DECIDE else ""
+    console.print(Text(f"  {escaped_text(run.text)}", style=style))
+    console.print(Text(f"  {escaped_text(_stands(run))}"))
+    if stopped and run.state in _OPEN:
+        console.print("  no host executes it; the next that has its workflow goes on with it")
+    if run.state in _DECIDE:
+        console.print(f"  {_DECIDE[run.state]}")
+
+
+def _stands(run: RunReport) -> str:
+    done = f"{run.steps_done} item{'s' * (run.steps_done != 1)} done"
+    facts = [done if run.step is None else f"at {run.step}, {done}"]
+    if run.total is not None:
+        facts.append(f"a step of {run.total}")
+    if run.walls:
+        facts.append(f"walls {run.walls}")
+    if run.lives > 1:
+        facts.append(f"lives {run.lives}")
+    if run.fallback is not None:
+        facts.append(f"on {run.fallback[0]}/{run.fallback[1]}")
+    return "; ".join([*facts, f"since {local_text(run.changed_ms)}"])
+
+
+def print_run(console: Console, report: RunDetailReport) -> None:
+    """Print one run: its block, what it met, its items, and the states it went through."""
+    _print_run(console, report.run, stopped=report.pid is None)
+    if report.run.reason and report.run.reason not in report.run.text:
+        console.print(Text(f"  it met: {escaped_text(report.run.reason)}"))
+    if report.result is not None:
+        said = msgspec.json.encode(report.result).decode()
+        console.print(Text(f"  result {escaped_text(said)}"))
+    if report.steps:
+        console.print("Items")
+    for number, step in enumerate(report.steps):
+        tries = f", tried {step.attempts} times" if step.attempts > 1 else ""
+        at = local_text(step.started_ms if step.ended_ms is None else step.ended_ms)
+        console.print(Text(escaped_text(f"  {number}  {step.path}: {step.state}{tries}  {at}")))
+        if step.error:
+            console.print(Text(escaped_text(f"     {step.error}")))
+    console.print("History")
+    for each in report.history:
+        console.print(Text(escaped_text(f"  {local_text(each.at_ms)}  {each.after} by {each.by}")))
+
+
+def print_act(console: Console, verb: str, report: RunActReport) -> None:
+    """Print what an act came to."""
+    state = report.state.replace("_", " ")
+    if not report.changed:
+        line = f"{report.id} is {state}; nothing was changed."
+    elif verb == "cancel":
+        line = f"{report.id} is cancelled; nothing takes it up any more."
+    elif report.pid is None:
+        line = f"{report.id} is {state}; the next host that has its workflow goes on with it."
+    else:
+        line = f"{report.id} is {state}, in process {report.pid}."
+    console.print(Text(escaped_text(line)))

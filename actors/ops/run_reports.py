@@ -1,0 +1,124 @@
+"""What the answers about runs carry: plain data. `reports` has everything else.
+
+A result is in the report of one run only, and no report has the results of items: a listing of a
+thousand runs must fit in an answer.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+
+class RunReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One run. Mirrors `run_status.RunStatus` but for its result; `text` is its line for people.
+
+    Instants are epoch milliseconds; None where nobody said, never 0.
+    """
+
+    id: str
+    key: str
+    workflow: str
+    version: int
+    state: str
+    reason: str
+    step: str | None
+    steps_done: int
+    total: int | None
+    provider: str | None
+    model: str | None
+    window: str | None
+    retry_at_ms: int | None
+    resume_after_ms: int | None
+    walls: int
+    lives: int
+    fallback: tuple[str, str] | None
+    started_ms: int
+    changed_ms: int
+    text: str
+
+
+class RunsReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to `runs`."""
+
+    runs: tuple[RunReport, ...]
+    pid: int | None = None
+    """Of the host that answered; None for what a stopped store holds."""
+
+
+class RunStepReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One recorded item. Mirrors `run_status.RunStep` but for its result."""
+
+    path: str
+    state: str
+    attempts: int
+    error: str
+    started_ms: int
+    ended_ms: int | None
+
+
+class RunSteppedReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One change of a run's state. Mirrors `run_status.RunStepped`."""
+
+    before: str | None
+    after: str
+    by: str
+    at_ms: int
+
+
+class RunDetailReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to `run`: one run, its items, and the states it went through."""
+
+    run: RunReport
+    result: Any
+    steps: tuple[RunStepReport, ...]
+    history: tuple[RunSteppedReport, ...]
+    pid: int | None = None
+    """As in `RunsReport`."""
+
+
+class RunActReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What an act on a run came to. Mirrors `run_status.RunReceipt`."""
+
+    id: str
+    state: str
+    changed: bool
+    """Whether this act did it: False for a second press, and for a run that it is not for."""
+    pid: int | None = None
+    """Of the host that did it; None for a stopped store, whose next host goes on with it."""
+
+
+def report_run(status: Any) -> RunReport:
+    """Copy a run's status into the shape that travels."""
+    names = (name for name in RunReport.__struct_fields__ if name != "text")
+    return RunReport(**{name: getattr(status, name) for name in names}, text=status.text())
+
+
+def report_runs(statuses: Iterable[Any], pid: int | None) -> RunsReport:
+    return RunsReport(runs=tuple(map(report_run, statuses)), pid=pid)
+
+
+def report_detail(
+    status: Any, steps: Sequence[Any], history: Sequence[Any], pid: int | None
+) -> RunDetailReport:
+    return RunDetailReport(
+        run=report_run(status),
+        result=status.result,
+        steps=tuple(
+            RunStepReport(**{name: getattr(step, name) for name in RunStepReport.__struct_fields__})
+            for step in steps
+        ),
+        history=tuple(
+            RunSteppedReport(before=each.before, after=each.after, by=each.by, at_ms=each.at_ms)
+            for each in history
+        ),
+        pid=pid,
+    )
+
+
+def report_act(receipt: Any, pid: int | None) -> RunActReport:
+    return RunActReport(id=receipt.id, state=receipt.state, changed=receipt.changed, pid=pid)
