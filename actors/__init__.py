@@ -61,6 +61,13 @@ if TYPE_CHECKING:
     from .domain.slot_inbox import InboxRow
     from .domain.slot_messages import Receipt
     from .domain.spec import AgentSpec
+    from .domain.streaming import (
+        StreamDelta,
+        StreamItem,
+        StreamSkipped,
+        StreamStored,
+        StreamSuperseded,
+    )
     from .domain.tools import Tool, ToolContext, tool_context
     from .domain.transcript import TranscriptMessage
     from .domain.wait_book import ProviderWait
@@ -130,6 +137,11 @@ __all__ = [
     "RuntimeStatus",
     "StepContext",
     "StepFailedError",
+    "StreamDelta",
+    "StreamItem",
+    "StreamSkipped",
+    "StreamStored",
+    "StreamSuperseded",
     "Summary",
     "Supervisor",
     "SupervisorSpec",
@@ -222,6 +234,13 @@ _HOMES: Final = {
     ".domain.slot_inbox": ("InboxRow",),
     ".domain.slot_messages": ("Receipt",),
     ".domain.spec": ("AgentSpec",),
+    ".domain.streaming": (
+        "StreamDelta",
+        "StreamItem",
+        "StreamSkipped",
+        "StreamStored",
+        "StreamSuperseded",
+    ),
     ".domain.tools": (
         "Tool",
         "ToolContext",

@@ -44,6 +44,7 @@ from .domain.slot import Slot
 from .domain.slot_messages import AgentKind
 from .domain.slot_rows import check_agent_rows
 from .domain.slot_view import SlotView
+from .domain.streaming import Stream
 from .domain.tools import ToolRunner
 from .domain.turn import TurnSeams, TurnSettings
 from .domain.wait_book import WaitBook
@@ -208,6 +209,8 @@ class Groups:
 
     async def leave(self, member: Member) -> None:
         """An agent has ended: its slot ends with it, unless others speak there."""
+        member.home.view.streams.remove(member.stream)
+        member.stream.end()
         await self._leave(member.home, member.parking)
 
     async def _enter(self, settings: TurnSettings) -> tuple[SlotHome, Parking]:
@@ -262,6 +265,7 @@ class Groups:
     ) -> Member:
         name, slot, agent_view = settings.name, home.group.refs["slot"], AgentView()
         account = self._account(settings)
+        stream = Stream()
         post = None
         if settings.context is not None:
             post = ContextPost(settings.context, self._store, home.name, name, self._desk)
@@ -276,6 +280,7 @@ class Groups:
                 clock=self._clock,
                 alerts=self._desk,
                 context=post,
+                stream=stream,
             )
             return (settings, seams, self._alarm, self._ledger, agent_view, self._mode)
 
@@ -306,6 +311,7 @@ class Groups:
             except BaseException:
                 await group.stop()
                 raise
+        home.view.streams.append(stream)
         return Member(
             settings,
             home,
@@ -315,6 +321,7 @@ class Groups:
             group,
             parking,
             auxiliary,
+            stream,
             context_group=keeper,
         )
 

@@ -39,10 +39,12 @@ from .domain.slot_messages import (
     RewindSlot,
     UndoRewind,
 )
+from .domain.streaming import StreamItem
 from .domain.transcript import (
     After,
     TranscriptMessage,
     find_place,
+    last_place,
     place_after,
     read_rewound,
     read_transcript,
@@ -450,6 +452,33 @@ class AgentHandle:
                 async for message in rows:
                     yield message
                     lifetime.check_open()
+
+    def stream(self, *, after: After | None = None) -> AsyncGenerator[StreamItem, None]:
+        """Yield what the agent says as it says it, and each message once it is stored.
+
+        A `StreamDelta` is a piece of a reply, named by its turn, round and attempt; it is for
+        showing. What was shown of a call that failed, was cut off, or died with its process is
+        taken back by a `StreamSuperseded` before another attempt shows anything. A `StreamStored`
+        stands for the deltas of its turn and round, and is what counts: whatever a reader missed,
+        it gets those, of rows that anybody else stored too. Ends with the agent or the runtime.
+
+        A checkpoint where nothing is there, and a page of rows. Cancelled, or left: nothing
+        happens. No turn waits for a reader: one that is more than 1,000 deltas behind is told by a
+        `StreamSkipped` how many it missed. Durable: stored messages; a delta is in no store.
+
+        Args:
+            after: Stored messages behind this one first, as `transcript` takes it; 0: all there
+                are. None: only what is stored from now on, whenever the first item is asked for.
+        Raises:
+            InvalidInputError, InvalidNameError, UnknownMessageError: As for `transcript`.
+            UnreadableRecordError: A row that is next cannot be read.
+            RuntimeClosedError: The runtime had ended when this was called.
+        """
+        member = self._runtime._member(self.name)
+        store, slot = self._runtime._store, member.slot_name
+        with self._runtime._lifetime.answers():
+            behind = last_place(store, slot) if after is None else after
+        return member.stream.items(store, slot, behind)
 
     async def run_tool(
         self,

@@ -5,9 +5,9 @@ Usable from any thread but the loop's, on which a call that blocks is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from trio.lowlevel import in_trio_run
 
@@ -19,6 +19,7 @@ from .domain.errors import RuntimeClosedError
 from .domain.ingress import Content
 from .domain.pairs import PairReceipt
 from .domain.slot_messages import Receipt, RewindReceipt
+from .domain.streaming import StreamItem
 from .domain.transcript import After, TranscriptMessage
 from .handle import AgentHandle
 from .providers.port import ModelReply, ModelRequest
@@ -26,6 +27,8 @@ from .runtime import Runtime
 
 if TYPE_CHECKING:
     from .hosted import HostedRuntime
+
+_Item = TypeVar("_Item")
 
 
 def refuse_on_loop(verb: str) -> None:
@@ -94,17 +97,32 @@ class HostedAgent:
 
         Left before its end, it waits for nothing.
         """
-        states = self._handle.follow(id)
+        yield from self._each(self._handle.follow(id))
 
-        async def read(runtime: Runtime) -> Receipt | None:
-            return await anext(states, None)
+    def stream(self, *, after: After | None = None) -> Iterator[StreamItem]:
+        """Yield what the agent says; blocks until there is something. As `AgentHandle.stream`.
+
+        Left before its end, it waits for nothing.
+        """
+
+        async def look(runtime: Runtime) -> AsyncGenerator[StreamItem, None]:
+            return self._handle.stream(after=after)
+
+        found: AsyncGenerator[StreamItem, None] = self._host._call(look, True)
+        return self._each(found)
+
+    def _each(self, found: AsyncGenerator[_Item, None]) -> Iterator[_Item]:
+        """What a generator of the loop yields, on this thread."""
+
+        async def read(runtime: Runtime) -> _Item | None:
+            return await anext(found, None)
 
         async def leave(runtime: Runtime) -> None:
-            await states.aclose()
+            await found.aclose()
 
         try:
-            while (found := self._host._call(read, True)) is not None:
-                yield found
+            while (item := self._host._call(read, True)) is not None:
+                yield item
         finally:
             with suppress(RuntimeClosedError):  # Then it has ended there, too.
                 self._host._call(leave, True)

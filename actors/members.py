@@ -17,6 +17,7 @@ from .domain.errors import AgentParkedError
 from .domain.slot import Slot
 from .domain.slot_messages import AgentKind
 from .domain.slot_view import SlotView
+from .domain.streaming import Stream
 from .domain.turn import TurnSettings
 from .domain.wait_book import WaitBook
 from .status import Admission, AgentStatus, HeldStatus
@@ -98,6 +99,7 @@ class Member:
     group: Supervisor
     parking: Parking
     auxiliary: Auxiliary
+    stream: Stream
     kind: AgentKind = "resident"
     parent: str | None = None
     """Of a conversation agent: whose slot its own was forked from."""

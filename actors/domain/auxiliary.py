@@ -23,12 +23,13 @@ from abeyance.actors.core.errors import ActorDeadError
 from abeyance.actors.providers.port import ModelReply, ModelRequest, Permit, permitted
 
 from .accounts import Account
-from .call import give_back, look_away
+from .call import give_back
 from .errors import AdmissionClosedError, CallDeferredError, InvalidInputError
 from .foreign import failure_of, reply_of
 from .ingress import check_name
 from .protocol import Admit, Settle
 from .statements import statement_of
+from .streaming import unshown
 from .verdict import Streak, judge
 from .wait_book import Deferral
 
@@ -77,7 +78,7 @@ class Auxiliary:
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
             with permitted(permit):
-                returned = await self._settings.provider.call(request, look_away)
+                returned = await self._settings.provider.call(request, unshown)
             reply = reply_of(returned, permit)
         except BaseException as error:
             try:

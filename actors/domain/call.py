@@ -25,6 +25,7 @@ from .foreign import failure_of, reply_of
 from .pauses import longest
 from .policy import GiveUp
 from .protocol import Admit, BeginPause, Settle
+from .streaming import Showing
 from .verdict import Streak, Verdict, decide, judge, policy_pause
 from .wait_book import Deferral
 
@@ -47,7 +48,12 @@ class Calls:
     """The calls of one life of a turn."""
 
     def __init__(
-        self, settings: TurnSettings, seams: TurnSeams, streak: Streak, failures: int
+        self,
+        settings: TurnSettings,
+        seams: TurnSeams,
+        streak: Streak,
+        failures: int,
+        showing: Showing,
     ) -> None:
         self.failures = failures
         self.sent = False
@@ -57,9 +63,10 @@ class Calls:
         self._settings = settings
         self._seams = seams
         self._streak = streak
+        self._showing = showing
 
-    async def reply(self, request: ModelRequest) -> ModelReply | Deferral | Failed:
-        """Make calls until one is answered.
+    async def reply(self, request: ModelRequest, number: int) -> ModelReply | Deferral | Failed:
+        """Make calls for a round, by its number, until one is answered.
 
         A checkpoint. Cancelled: a call that is out is abandoned, its permit settled as unknown; a
         pause ends, and no further call is made.
@@ -69,7 +76,7 @@ class Calls:
             final.
         """
         while True:
-            outcome = await self._call_once(request)
+            outcome = await self._call_once(request, number)
             if not isinstance(outcome, Verdict):
                 return outcome
             pause_s = self._pause_s(outcome)
@@ -77,7 +84,9 @@ class Calls:
                 return pause_s
             await trio.sleep(pause_s)
 
-    async def _call_once(self, request: ModelRequest) -> ModelReply | Deferral | Failed | Verdict:
+    async def _call_once(
+        self, request: ModelRequest, number: int
+    ) -> ModelReply | Deferral | Failed | Verdict:
         settings, gate = self._settings, self._seams.gate
         asked = gate.ask(Admit(request.model, settings.purpose))
         try:
@@ -93,9 +102,10 @@ class Calls:
             # A turn that was told to end while it asked makes no call.
             await trio.lowlevel.checkpoint_if_cancelled()
             with permitted(permit):
-                returned = await settings.provider.call(request, look_away)
+                returned = await settings.provider.call(request, self._showing.begin(number))
             reply = reply_of(returned, permit)
         except BaseException as error:  # noqa: BLE001 - judged, settled, and told on from there.
+            self._showing.void()
             try:
                 failure = failure_of(error)
             except BaseException:
@@ -171,10 +181,6 @@ class Calls:
         held = longest(failure.agent, failure.model, None, pause)
         assert held is not None
         return held
-
-
-def look_away(delta: object) -> None:
-    """Deltas are for looking; nobody looks yet."""
 
 
 def give_back(asked: Any, gate: Any) -> None:

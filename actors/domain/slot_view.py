@@ -8,6 +8,7 @@ from __future__ import annotations
 import trio
 
 from .slot_book import SlotBook
+from .streaming import Stream
 
 
 class SlotView:
@@ -20,11 +21,15 @@ class SlotView:
         """How often something that the slot handed over was answered."""
         self.ended = False
         """Nothing moves here any more: the agent, or its runtime, has ended."""
+        self.streams: list[Stream] = []
+        """Of the agents that speak in this slot: told that rows may have changed."""
         self._watchers = trio.lowlevel.ParkingLot()
 
     def stir(self) -> None:
         """What was handed over is in, or refused: rows may have changed."""
         self.stirs += 1
+        for stream in self.streams:
+            stream.mark()
         if self._watchers:
             self._watchers.unpark_all()
 
@@ -32,6 +37,8 @@ class SlotView:
         """Nothing moves any more. Idempotent."""
         self.ended = True
         self._watchers.unpark_all()
+        for stream in self.streams:
+            stream.end()
 
     async def wait_stirred(self, since: int) -> None:
         """Wait until something moved since a number of stirs was read, or nothing does any more.

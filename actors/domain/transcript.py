@@ -43,6 +43,10 @@ class TranscriptMessage:
     channel: str | None = None
     """Of a message, the channel it was sent on. Of a reply, where it belongs: the channel of the
     latest message its turn answered by then that names one."""
+    turn: int | None = None
+    """Of a reply, results or a marker: the turn."""
+    round: int | None = None
+    """Of a reply and results: the round, counted from 1."""
 
     @property
     def text(self) -> str:
@@ -96,6 +100,13 @@ async def place_after(store: Store, slot: str, after: After | None) -> int:
     )
 
 
+def last_place(store: Store, slot: str) -> int:
+    """The place of a slot's last row, whether a rewind took it out or not; 0 for none."""
+    for key, _ in read_rows(store, "slots", (slot,), reverse=True, limit=1):
+        return int(key[-1])
+    return 0
+
+
 async def find_place(store: Store, slot: str, to: object, *, field: str = "to") -> int:
     """The place that a message's id, or a place itself, names. A checkpoint a page.
 
@@ -147,4 +158,6 @@ def _message(row: PlacedRow) -> TranscriptMessage:
         row.blocks,
         entry.at_ms,
         entry.channel,
+        entry.turn,
+        entry.round,
     )

@@ -45,6 +45,7 @@ from .slot_messages import (
     TurnStart,
 )
 from .slot_rows import read_content, read_placed, read_rows
+from .streaming import Showing, Stream
 from .tools import Tool, ToolRunner
 from .verdict import Streak
 from .views import View, read_view, size_of
@@ -96,6 +97,7 @@ class TurnSeams:
     clock: Clock
     alerts: AlertDesk | None = None
     context: ContextPost | None = None
+    stream: Stream | None = None
 
 
 class TurnEnded(NamedTuple):
@@ -132,7 +134,8 @@ class TurnTask:
     ) -> None:
         self.start = start
         self.round = start.round
-        self.calls = Calls(settings, seams, streak, start.failures)
+        self._showing = Showing(seams.stream, start.turn, start.token, again=start.attempts > 1)
+        self.calls = Calls(settings, seams, streak, start.failures, self._showing)
         self._settings = settings
         self._seams = seams
         self._chosen = chosen
@@ -160,7 +163,7 @@ class TurnTask:
 
     async def _rounds(self) -> TurnOutcome:
         while self.round < self._settings.rounds_max:
-            reply = await self.calls.reply(self._request())
+            reply = await self.calls.reply(self._request(), self.round + 1)
             if isinstance(reply, Deferral):
                 return await self._hold(reply)
             if isinstance(reply, Failed):
@@ -233,6 +236,7 @@ class TurnTask:
             failures=self.calls.failures,
         )
         self.round += 1
+        self._showing.stored()
         self.calls.sent = False
         self._messages.append(ProviderMessage("assistant", blocks))
 
@@ -287,6 +291,7 @@ class TurnTask:
         self, state: Any, marker: str, *, give_back: bool, rewind: RewindSlot | None = None
     ) -> RewindReceipt | None:
         """End the turn without a last reply. An open gap is closed with what is known now."""
+        self._showing.void()
         runner, results = self._seams.runner, []
         for position, call in enumerate(self._open_calls()):
             key = (self.start.agent, self.start.turn, self.round, position)
