@@ -88,8 +88,9 @@ class Accounts:
         """By credential and what its wall holds: a model, or `*`."""
 
     def look(self, account: str) -> None:
-        """Read every wall of a credential, so that one that cannot be read is told of when its
-        first agent starts, and not only when a call meets it."""
+        """Read every wall of a credential, so that one that cannot be read, or that lasts, is told
+        of when its first agent starts, and not only when a call meets it. A process may have died
+        between a wall and the alert of it."""
         try:
             models = self._book.account_models(account)
         except StoreClosedError:
@@ -97,7 +98,12 @@ class Accounts:
         except StorageError:
             models = [EVERY]
         for model in models or [EVERY]:
-            self._walls(account, model)
+            walls = self._walls(account, model)
+            watcher, (wall, _) = self._book.episodes.watcher, walls[model]
+            if watcher is not None and wall is not None and not wall.is_unread:
+                record = self._book.account_record((account, model))
+                if isinstance(record, Wait):
+                    watcher.bound((f"{ACCOUNT}{account}", model), record)
 
     def check(
         self, account: str, agent: str, model: str, ref: Any, *, stands: bool = True

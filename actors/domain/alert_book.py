@@ -214,8 +214,10 @@ def alert_text(raised: RaiseAlert, directory: str) -> str:
         else:
             end = f"until {render_instant(raised.deadline_ms)}"
         cause = "an exhausted quota of" if raised.cause == "quota" else "a stated wait of"
+        whom = f"Every agent of {agent}" if agent.startswith(ACCOUNT) else f"Agent {agent}"
+        what = "every model" if model == EVERY else f"model {model}"
         text = (
-            f"Agent {agent} is held by {cause} model {model} {end}. Reason: {reason}. The wait is "
+            f"{whom} is held by {cause} {what} {end}. Reason: {reason}. The wait is "
             f"honoured in full. {_release(raised, where)}"
         )
     return clean_text(text, ALERT_CHARS_MAX)

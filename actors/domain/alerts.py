@@ -35,6 +35,7 @@ from abeyance.storage.store import (
     Put,
     Refused,
     Request,
+    Row,
     Store,
 )
 from abeyance.storage.tables.fields import INSTANT_MS_MAX
@@ -63,6 +64,8 @@ from .redelivery import Redelivered
 from .wait_book import WaitBook
 
 TOLD_MAX: Final = 10_000
+LISTED_MAX: Final = 1_000
+"""The newest alerts, among which one is looked for whose note cannot be read."""
 PAGE: Final = 64
 
 _logger = Log(__name__)
@@ -212,6 +215,8 @@ class Alerts(TrioActor):
         try:
             row = self._store.get("alerted", key)
         except UnreadableRecordError:
+            if self._is_listed(alert):
+                return None
             before.append(Request(deletes=(Delete("alerted", key),)))
         else:
             if row is not None:
@@ -243,6 +248,15 @@ class Alerts(TrioActor):
             appends=(Append("alerts", encode(row_of)),),
         )
         return Requests([*before, request])
+
+    def _is_listed(self, alert: Alert) -> bool:
+        """Whether an alert of this episode has a row; looked for where the note of it is lost."""
+        return any(
+            isinstance(row, Row)
+            and (row.record.agent, row.record.model, row.record.episode)
+            == (alert.agent, alert.model, alert.episode)
+            for _, row in self._store.scan("alerts", limit=LISTED_MAX, reverse=True)
+        )
 
     def _posts_for(self, item: _Item) -> list[Post]:
         posts = []

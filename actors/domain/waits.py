@@ -218,8 +218,9 @@ class Ledger(TrioActor):
         answer = self._act(stated, acts, receipt)
         if receipt.changed:
             self._tell_agent(stated.agent, WaitBound(stated.model, deadline_ms, wait.reason))
-            if self._book.episodes.watcher is not None:
-                self._book.episodes.watcher.bound(key, wait)
+        if self._book.episodes.watcher is not None:
+            for act in acts:
+                self._book.episodes.watcher.bound(_shown_as(act), act.record)  # type: ignore[arg-type]
         return answer
 
     def _account_act(self, stated: RecordWait, deadline_ms: int | None, now: int) -> list[WaitAct]:
@@ -232,8 +233,14 @@ class Ledger(TrioActor):
         live = isinstance(record, Wait) and (record.deadline_ms is None or record.deadline_ms > now)
         if live and isinstance(record, Wait) and not outlasts(deadline_ms, record.deadline_ms):
             return []
-        reason = clean_text(stated.reason, REASON_CHARS_MAX)
-        wait = Wait(deadline_ms=deadline_ms, reason=reason, set_ms=now, act=self._act_id(now))
+        wait = Wait(
+            deadline_ms=deadline_ms,
+            reason=clean_text(stated.reason, REASON_CHARS_MAX),
+            set_ms=now,
+            act=self._act_id(now),
+            hold=record.hold or record.act if live and isinstance(record, Wait) else None,
+            since_ms=_since(record) if live and isinstance(record, Wait) else None,
+        )
         return [WaitAct(key, wait, ACCOUNT_TABLE)]
 
     def _reach(self, key: tuple[str, str], binding: Wait | None) -> Reach:
@@ -403,6 +410,12 @@ class Ledger(TrioActor):
 
 def _replaces(deadline_ms: int | None, binding: Wait | None) -> bool:
     return binding is None or outlasts(deadline_ms, binding.deadline_ms)
+
+
+def _shown_as(act: WaitAct) -> tuple[str, str]:
+    """Agent and model as they are listed; of a credential, under its name."""
+    agent, model, *_ = act.key
+    return (ACCOUNT + agent if act.table == ACCOUNT_TABLE else agent, model)
 
 
 def _since(wait: Wait) -> int:

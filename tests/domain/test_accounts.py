@@ -10,6 +10,7 @@ from trio.testing import MockClock
 
 from abeyance.actors import AgentSpec
 from abeyance.actors.domain.accounts import Accounts
+from abeyance.actors.domain.alert_book import AlertDesk
 from abeyance.actors.domain.errors import CallDeferredError, InvalidNameError
 from abeyance.actors.domain.protocol import Admit, RecordWait, ReleasedWait, Settle
 from abeyance.actors.domain.wait_book import ACCOUNT, WaitBook
@@ -377,6 +378,12 @@ async def test_a_wall_that_cannot_be_read_is_told_of_once_an_episode_until_it_is
         assert len(await settled(world)) == 2
 
 
+async def unread(world: World, account: str) -> list[tuple[str, str]]:
+    """What alerts tell of a credential of which nobody knows whether a wall holds it."""
+    told = [alert for alert in await settled(world) if alert.agent == account]
+    return [(a.agent, a.model) for a in told if a.text.startswith("No agent of")]
+
+
 @pytest.mark.behaviour("R-35", "W-049")
 @pytest.mark.parametrize("damage", ["a row", "the table"])
 async def test_a_wall_that_cannot_be_read_is_told_of_when_an_agent_of_it_starts(
@@ -405,17 +412,54 @@ async def test_a_wall_that_cannot_be_read_is_told_of_when_an_agent_of_it_starts(
     for opening in (1, 2):
         async with world.open(account_waits=True) as runtime:
             await add(world, "other", key="another", model="n")
-            told = [a for a in await settled(world) if a.agent == shown_as[0]]
-            assert len(told) == opening - 1, "none of its agents is here"
+            assert len(await unread(world, shown_as[0])) == opening - 1, (
+                "none of its agents is here"
+            )
             await add(world, "ana", reply("never"), model="n")
-            told = [(a.agent, a.model) for a in await settled(world) if a.agent == shown_as[0]]
-            assert told == [shown_as] * opening, "nobody has made a call"
+            assert await unread(world, shown_as[0]) == [shown_as] * opening, (
+                "nobody has made a call"
+            )
             await add(world, "bo", reply("never"))
             await runtime.agent("bo").send("go")
             await runtime.agent("bo").wait_idle()
             assert world.state("bo").held.cause == "account"
-            told = [a.agent for a in await settled(world) if a.model == shown_as[1]]
-            assert told.count(shown_as[0]) == opening
+            assert await unread(world, shown_as[0]) == [shown_as] * opening
+
+
+@pytest.mark.behaviour("R-35")
+async def test_a_wall_of_more_than_an_hour_is_told_of_once_with_the_command_that_ends_it(
+    world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def told() -> list[Any]:
+        return [alert for alert in await settled(world) if alert.agent.startswith(ACCOUNT)]
+
+    async with world.open(account_waits=True) as runtime:
+        ana = await add(world, "ana", fail(429, retry_after=7_200), model="m")
+        bo = await add(world, "bo", fail(429, retry_after=60), model="n")
+        for agent in (ana, bo):
+            await agent.send("go")
+            await agent.wait_idle()
+        account = ACCOUNT + fingerprint("k", runtime._store_id)
+        (alert,) = await told()
+        assert (alert.model, alert.deadline_ms) == ("m", world.state("ana").held.deadline_ms)
+        assert f"Every agent of {account} is held by a stated wait of model m until" in alert.text
+        assert f"abeyance release --model=m {world.directory} {account}" in alert.text
+        longer = RecordWait("ana", "m", world.clock.now_ms() + 9_000_000, "more", account[8:], "m")
+        await runtime._ledger.ask(longer)
+        assert len(await told()) == 1, "the same hold goes on"
+    async with world.open(account_waits=True):
+        await add(world, "cy", model="m")
+        assert len(await told()) == 1
+    monkeypatch.setattr(AlertDesk, "bound", lambda *_: None)
+    async with world.open(account_waits=True) as runtime:
+        wall = RecordWait("ana", "o", None, "for ever", account[8:], "*")
+        await runtime._ledger.ask(wall)
+        assert len(await told()) == 1
+    monkeypatch.undo()
+    async with world.open(account_waits=True):
+        await add(world, "di", model="n")
+        (_, alert) = await told()
+        assert f"Every agent of {account} is held by a stated wait of every model" in alert.text
 
 
 # -- the line ------------------------------------------------------------------------------------

@@ -152,7 +152,7 @@ async def test_a_bad_override_lifts_nothing_and_is_replaced_by_the_next_release(
 
 @pytest.mark.behaviour("W-060")
 @each_damage
-async def test_a_bad_note_of_an_episode_raises_its_alert_once_more_and_no_other(
+async def test_a_bad_note_of_an_episode_raises_no_alert_a_second_time_and_costs_none(
     world: World, virtual_time: MockClock, how: str
 ) -> None:
     async with world.open():
@@ -166,8 +166,13 @@ async def test_a_bad_note_of_an_episode_raises_its_alert_once_more_and_no_other(
         async with world.open():
             for name in ("ana", "bo"):
                 await (await world.add([], name)).wait_idle()
-            assert sorted(a.agent for a in await settled(world)) == ["ana", "ana", "bo"]
+            assert sorted(a.agent for a in await settled(world)) == ["ana", "bo"]
             assert [world.state(name).state for name in ("ana", "bo")] == ["held", "held"]
+    async with world.open() as runtime:
+        ana = await world.add([fail(429, retry_after=7_200)], "ana")
+        await runtime.release_provider_wait("ana", requester="ops")
+        await ana.wait_idle()
+        assert sorted(a.agent for a in await settled(world)) == ["ana", "ana", "bo"], "another hold"
 
 
 @each_damage

@@ -312,6 +312,23 @@ async def test_a_damaged_key_of_a_wall_holds_whom_it_may_be_of_until_that_is_rel
             assert held(books.book, "k", "third") == [False, False], "it is gone"
 
 
+@pytest.mark.behaviour("W-041")
+@pytest.mark.parametrize(
+    "odd", [{"by": 42}, {"by": None}, {"at_ms": "noon"}, {"at_ms": -1}, {"by": [], "at_ms": {}}]
+)
+async def test_a_release_holds_whatever_it_says_of_who_and_when_and_other_waits_still_read(
+    disk: Disk, odd: dict[str, Any]
+) -> None:
+    disk.put("waits", ("ana", "m1"), "wait_released", RELEASED | odd)
+    disk.put("waits", ("ana", "m2"), "wait", WAIT)
+    with disk.opened() as store:
+        async with open_books(store, WallClock()) as books:
+            assert await books.held("ana", "m1") is None
+            held = await books.held("ana", "m2")
+            assert held is not None
+            assert held.cause == "wait"
+
+
 @pytest.mark.behaviour("R-18", "R-35")
 async def test_a_release_of_the_wall_that_is_listed_of_nobody_frees_every_credential(
     disk: Disk,
