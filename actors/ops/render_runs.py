@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import msgspec
 from rich.console import Console
+from rich.padding import Padding
 from rich.text import Text
 
 from abeyance.actors.domain.ingress import escaped_text
@@ -37,12 +38,17 @@ def _print_run(console: Console, run: RunReport, *, stopped: bool) -> None:
     head = f"{run.id}  {run.workflow} v{run.version}"
     console.print(Text(escaped_text(head), style="bold"))
     style = "yellow" if run.state in _DECIDE else ""
-    console.print(Text(f"  {escaped_text(run.text)}", style=style))
-    console.print(Text(f"  {escaped_text(_stands(run))}"))
+    _say(console, run.text, style=style)
+    _say(console, _stands(run))
     if stopped and run.state in _OPEN:
-        console.print("  no host executes it; the next that has its workflow goes on with it")
+        _say(console, "no host executes it; the next that has its workflow goes on with it")
     if run.state in _DECIDE:
-        console.print(f"  {_DECIDE[run.state]}")
+        _say(console, _DECIDE[run.state])
+
+
+def _say(console: Console, text: str, *, indent: int = 2, style: str = "") -> None:
+    """Print a text that stays behind its indent where it is folded."""
+    console.print(Padding(Text(escaped_text(text), style=style), (0, 0, 0, indent)))
 
 
 def _stands(run: RunReport) -> str:
@@ -63,21 +69,21 @@ def print_run(console: Console, report: RunDetailReport) -> None:
     """Print one run: its block, what it met, its items, and the states it went through."""
     _print_run(console, report.run, stopped=report.pid is None)
     if report.run.reason and report.run.reason not in report.run.text:
-        console.print(Text(f"  it met: {escaped_text(report.run.reason)}"))
+        _say(console, f"it met: {report.run.reason}")
     if report.result is not None:
         said = msgspec.json.encode(report.result).decode()
-        console.print(Text(f"  result {escaped_text(said)}"))
+        _say(console, f"result {said}")
     if report.steps:
         console.print("Items")
     for number, step in enumerate(report.steps):
         tries = f", tried {step.attempts} times" if step.attempts > 1 else ""
         at = local_text(step.started_ms if step.ended_ms is None else step.ended_ms)
-        console.print(Text(escaped_text(f"  {number}  {step.path}: {step.state}{tries}  {at}")))
+        _say(console, f"{number}  {step.path}: {step.state}{tries}  {at}")
         if step.error:
-            console.print(Text(escaped_text(f"     {step.error}")))
+            _say(console, step.error, indent=5)
     console.print("History")
     for each in report.history:
-        console.print(Text(escaped_text(f"  {local_text(each.at_ms)}  {each.after} by {each.by}")))
+        _say(console, f"{local_text(each.at_ms)}  {each.after} by {each.by}")
 
 
 def print_act(console: Console, verb: str, report: RunActReport) -> None:

@@ -21,7 +21,7 @@ import trio
 import trio.testing
 
 from abeyance.actors.ops import cli
-from abeyance.actors.ops.demo import DemoError, director
+from abeyance.actors.ops.demo import DemoError, director, site
 from abeyance.actors.ops.demo.audit import Evidence, audit
 from abeyance.actors.ops.demo.children import start_simulator
 from abeyance.actors.ops.demo.play import ANA, BO, LIMITED, NOTE
@@ -306,7 +306,7 @@ def test_demo_without_room_is_a_directory_that_cannot_be_used(
     monkeypatch.setattr(director._Director, "run", fail)
     if is_full:
         disk = SimpleNamespace(f_bavail=1, f_frsize=4096)
-        monkeypatch.setattr(director.os, "statvfs", lambda _: disk)
+        monkeypatch.setattr(site.os, "statvfs", lambda _: disk)
     assert cli.main(["demo", "--state", str(tmp_path / "new")]) == 2
     assert "there is no room in" in capsys.readouterr().err
 

@@ -171,8 +171,12 @@ class Child:
         Raises:
             ChildDiedError: The child has ended.
         """
+        await self.send(do=do, **fields)
+
+    async def send(self, **fields: Any) -> None:
+        """Send a line of these fields. As `tell`."""
         try:
-            await self.process.stdin.send_all(json.dumps({"do": do, **fields}).encode() + b"\n")
+            await self.process.stdin.send_all(json.dumps(fields).encode() + b"\n")
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             raise ChildDiedError(f"child process {self.pid} has ended; start it again") from None
 

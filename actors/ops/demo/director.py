@@ -9,16 +9,11 @@ Runs a trio loop of its own in the calling thread.
 
 from __future__ import annotations
 
-import errno
-import importlib.util
 import json
 import os
-import shutil
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +21,6 @@ from typing import Any, Final
 import trio
 from rich.console import Console
 
-from ..errors import StateUnusableError
 from .audit import DemoReport, Evidence, audit
 from .children import (
     Child,
@@ -38,6 +32,7 @@ from .children import (
 )
 from .first_half import POLL_S, Acks, play_first_half, until_held, until_rest
 from .play import ANA, BO, MODELS, Line
+from .site import check_sdk, demo_site, play
 from .stage import Stage
 from .wire import Tail, WireCall, read_calls
 
@@ -45,8 +40,6 @@ WATCHED_S: Final = 1.5
 """How long the audience watches the restarted host make no call."""
 REAL_MODEL: Final = "claude-haiku-4-5"
 _DEMO_S_MAX: Final = 300.0
-_ROOM_BYTES: Final = 2**20
-"""With less than this left, whatever failed is taken to have failed for want of room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,87 +70,18 @@ def run_demo(options: DemoOptions, console: Console | None = None) -> DemoReport
         KeyboardInterrupt: Ctrl-C; every child is ended.
     """
     _check(options)
-    with _site(options) as root:
+    with demo_site(options.state, keep=options.keep) as root:
         director = _Director(options, root, Stage(console))
-        try:
-            trio.run(director.run)
-        except BaseExceptionGroup as group:
-            raise _cause(group, root) from None
-        except OSError as error:
-            raise _cause(BaseExceptionGroup("", [error]), root) from None
+        play(director.run, root)
         return director.report()
 
 
-def _cause(group: BaseExceptionGroup[BaseException], root: Path) -> BaseException:
-    """What a caller is told: the one cause, not the nurseries it came through."""
-    for kind in (KeyboardInterrupt, DemoError, OSError):
-        found: BaseException | None = group.subgroup(kind)
-        while isinstance(found, BaseExceptionGroup):
-            found = found.exceptions[0]
-        if found is not None and kind is not KeyboardInterrupt and _is_full(found, root):
-            # Whichever process met it first: a child only says that something failed.
-            return StateUnusableError(
-                f"there is no room in {root} ({found}); every child is ended; make room, or name "
-                "another directory"
-            )
-        if found is not None:
-            return found
-    if group.subgroup(trio.TooSlowError) is not None:
-        return DemoError(
-            f"a step took too long; every child is ended; what it left is in {root} if it was kept "
-            "(--keep)"
-        )
-    return group
-
-
-def _is_full(error: BaseException, root: Path) -> bool:
-    if isinstance(error, OSError):
-        return error.errno in (errno.ENOSPC, errno.EDQUOT)
-    disk = os.statvfs(root)
-    return disk.f_bavail * disk.f_frsize < _ROOM_BYTES
-
-
 def _check(options: DemoOptions) -> None:
-    if importlib.util.find_spec("anthropic") is None:
-        raise DemoError(
-            "the demo talks through the anthropic SDK, which is not installed; nothing was "
-            "started; pip install 'abeyance[anthropic]'"
-        )
+    check_sdk()
     if options.provider == "anthropic" and not os.environ.get("ANTHROPIC_API_KEY"):
         raise DemoError(
             "--provider anthropic needs a key; nothing was started; set ANTHROPIC_API_KEY"
         )
-
-
-@contextmanager
-def _site(options: DemoOptions) -> Iterator[Path]:
-    """The directory that everything is kept in: given, or temporary."""
-    if options.state is not None:
-        root = options.state
-        if os.path.lexists(root) and not root.is_dir():
-            raise StateUnusableError(
-                f"{root} is there and no directory; it was left alone and nothing was started; "
-                "name a new one"
-            )
-        try:
-            root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            used = any(root.iterdir())
-        except OSError as error:
-            raise StateUnusableError(
-                f"{root} cannot be used ({error.strerror}); nothing was started; name another"
-            ) from None
-        if used:
-            raise StateUnusableError(
-                f"{root} is not empty; it was left alone and nothing was started; name a new one"
-            )
-        yield root
-        return
-    root = Path(tempfile.mkdtemp(prefix="abeyance-demo-"))
-    try:
-        yield root
-    finally:
-        if not options.keep:
-            shutil.rmtree(root, ignore_errors=True)
 
 
 @dataclass
