@@ -508,9 +508,11 @@ class Agent(TrioActor):
 
     def _found_open_pair(self, answer: Answer) -> None:
         found = answer.unwrap()
-        if found is not None:
-            message, call = found
-            self._pairs.take(RunTool(call, message, "", self._seams.clock.now_ms()), None)
+        if found is None:
+            self._pairs.found(None)
+            return
+        message, call = found
+        self._pairs.found(RunTool(call, message, "", self._seams.clock.now_ms()))
 
     def _refusal(self) -> AbeyanceError | None:
         """Why no tool is run for an operator now; None: it is."""

@@ -7,7 +7,8 @@ tool's policy says what becomes of a call in doubt.
 
 Invariants:
     I1  At most one pair of an agent is under way; others wait in order.
-    I2  A pair whose call is recorded comes to its end, whoever waits for it.
+    I2  A pair whose call is recorded comes to its end, whoever waits for it, and before any other
+        is begun: none is, until the slot has said whether one is open.
 
 Runs in: the loop thread.
 """
@@ -95,22 +96,32 @@ class Pairs:
         self._now: tuple[RunTool, Reply | None] | None = None
         self._scope: trio.CancelScope | None = None
         self._started: PairStart | None = None
+        self._is_known = False
+        """Whether the slot has said what a death cut off."""
 
     @property
     def lives(self) -> bool:
-        """Whether one is under way, or waits for the lease."""
-        return self._now is not None
+        """Whether one is under way, or waits."""
+        return self._now is not None or bool(self._waiting)
 
     @property
     def runs(self) -> bool:
         """Whether the call of one is recorded."""
         return self._started is not None
 
-    def take(self, asked: RunTool, reply: Reply | None) -> None:
-        """A pair was asked for; or (no reply) one was found that a death cut off."""
-        if self._now is not None and self._now[0].message == asked.message:
-            if reply is not None:
-                self._now = (self._now[0], reply)
+    def found(self, open_pair: RunTool | None) -> None:
+        """The slot has said which pair a death cut off, if any: that one is first."""
+        self._is_known = True
+        if open_pair is not None:
+            replies = [reply for asked, reply in self._waiting if _is_same(asked, open_pair)]
+            others = [each for each in self._waiting if not _is_same(each[0], open_pair)]
+            self._waiting = deque([(open_pair, replies[0] if replies else None), *others])
+        self._next()
+
+    def take(self, asked: RunTool, reply: Reply) -> None:
+        """A pair was asked for."""
+        if self._now is not None and _is_same(self._now[0], asked):
+            self._now = (self._now[0], reply)
             return
         self._waiting.append((asked, reply))
         self._next()
@@ -146,7 +157,7 @@ class Pairs:
         self._seams.slot.tell(message)
 
     def _next(self) -> None:
-        if self._now is None and self._waiting:
+        if self._is_known and self._now is None and self._waiting:
             self._now = self._waiting.popleft()
             asked = self._now[0]
             start = StartPair(
@@ -215,6 +226,10 @@ class Pairs:
         return self._refusal() or AdmissionClosedError(
             f"agent {name!r} runs no tool now; nothing was done; ask again", agent=name
         )
+
+
+def _is_same(one: RunTool, other: RunTool) -> bool:
+    return one.message == other.message
 
 
 def _fail(reply: Reply | None, error: BaseException) -> None:

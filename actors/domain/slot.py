@@ -88,7 +88,7 @@ from .slot_messages import (
     WithdrawPair,
     WithdrawStart,
 )
-from .slot_pairs import open_pair
+from .slot_pairs import ended_pair, open_pair
 from .slot_plans import plan
 from .slot_poison import blame
 from .slot_recall import recall
@@ -204,13 +204,15 @@ class Slot(TrioActor):
             case RecordRound() | CloseGap() | HoldTurn() | EndTurn() | EndPair() | RewindSlot():
                 done = recall(self._book, message) if self._reborn else None
                 return self._take_in(message) if done is None else done.answer
-            case StartPair() | UndoRewind() | Dispose() | DeferWrites():
+            case StartPair():
+                return self._start_pair(message)
+            case UndoRewind() | Dispose() | DeferWrites():
                 return self._take_in(message)
             case WithdrawPair(_, named):
                 self._line.withdraw_pair(named)
                 return None
             case ReadOpenPair(agent):
-                return open_pair(self._book, agent)
+                return open_pair(self._book, agent, self.kept.pairs)
             case BeginFork():
                 self._book.forked = self.kept.forked = self._book.seq_next - 1
                 return self._take_in(message)
@@ -228,6 +230,7 @@ class Slot(TrioActor):
                 return self._accept(again) if isinstance(again, Accept) else self._take_in(again)
             case AttachAgent(agent, ref):
                 self._listeners.attach(agent, ref)
+                self._line.withdraw_pairs(agent)
                 self._book.attach(agent)
                 return None
             case ReadOpenTurn(agent):
@@ -285,6 +288,12 @@ class Slot(TrioActor):
         if self._reborn and granted is not None and self._stands(granted):
             return granted
         return self._take_in(start)
+
+    def _start_pair(self, start: StartPair) -> Any:
+        # An agent asks for one at a time: whoever asked before is no more.
+        self._line.withdraw_pairs(start.agent)
+        done = ended_pair(self._book, start, self.kept.pairs)
+        return self._take_in(start) if done is None else done
 
     def _stands(self, granted: TurnStart) -> bool:
         """Whether a lease that a predecessor granted, and did not live to answer, is stored."""

@@ -9,10 +9,13 @@ from typing import Any, Final
 
 from abeyance.actors.core import Reply
 
-from .slot_messages import RewindReceipt, TurnStart
+from .slot_messages import RewindReceipt, StartPair, TurnStart
+from .slot_pairs import Begun
 
 UNDOS_MAX: Final = 16
 """Undos of rewinds that are remembered, in case who asked for one dies."""
+PAIRS_MAX: Final = 64
+"""Operators' tool pairs that are remembered, in case who asked for one dies."""
 
 
 class Act:
@@ -52,9 +55,18 @@ class SlotKept:
         self.undoing: dict[str, tuple[str, RewindReceipt]] = {}
         """The last undos that were planned, by their acts: of which rewind, and what they come to.
         An asker that died asks again, and must not put back the rewind before it."""
+        self.pairs: Begun = {}
+        """The last pairs that were planned to begin. An asker that died asks again, at a time when
+        its pair may be over, and a turn behind it, too: its tool must not be run again."""
 
     def begin_undo(self, act: str, cut: str, receipt: RewindReceipt) -> None:
         """Note what an undo is of, the first time it is planned."""
         self.undoing.setdefault(act, (cut, receipt))
         if len(self.undoing) > UNDOS_MAX:
             del self.undoing[next(iter(self.undoing))]
+
+    def begin_pair(self, start: StartPair, turn: int) -> None:
+        """Note under which number a pair is planned to begin."""
+        self.pairs[start.message] = turn, start.call
+        if len(self.pairs) > PAIRS_MAX:
+            del self.pairs[next(iter(self.pairs))]

@@ -1,7 +1,7 @@
 """Who waits for a slot's lease, first come first served. No actor, no await.
 
 Invariants:
-    I1  An agent waits for one turn at most, and whoever asks again waits at the end.
+    I1  An agent waits for one turn at most, and for one pair; whoever asks again waits at the end.
     I2  Whoever has nothing to ask the lease for does not wait for it.
 
 Runs in: the loop thread; one slot actor's.
@@ -47,6 +47,11 @@ class Line:
         """Take back an operator's pair that waits, told by the id of its call's row."""
         self._withdraw(lambda asked: isinstance(asked, StartPair) and asked.message == message)
 
+    def withdraw_pairs(self, agent: str) -> None:
+        """Take back what a life of the agent that is no more waits for: nobody would run it, and
+        it would have the lease for ever."""
+        self._withdraw(lambda asked: isinstance(asked, StartPair) and asked.agent == agent)
+
     def _withdraw(self, is_it: Callable[[Any], bool]) -> None:
         for act in [act for act in self._acts if is_it(act.message)]:
             self._acts.remove(act)
@@ -60,5 +65,6 @@ def must_wait(book: SlotBook, message: Any) -> bool:
         others = holder is not None and (holder != message.agent or holder in book.pairs)
         return others and book.has_work(message.agent)
     if isinstance(message, StartPair):
-        return holder is not None and not (holder == message.agent and holder in book.pairs)
+        mine = book.pairs.get(message.agent) if holder == message.agent else None
+        return holder is not None and (mine is None or mine.record.pair != message.message)
     return False

@@ -12,7 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeAlias
 
 from msgspec.structs import replace
 
@@ -31,13 +31,16 @@ from .slot_turns import UNKNOWN, Plan, free, place_results
 
 OPERATOR: Final = "operator"
 
+Begun: TypeAlias = dict[str, tuple[int, ToolUseBlock]]
+"""The numbers and calls of pairs that were planned to begin, by the ids of their calls' rows."""
 
-def plan_pair(book: SlotBook, start: StartPair, chain: Chain) -> Plan:
+
+def plan_pair(book: SlotBook, start: StartPair, chain: Chain, begun: Begun) -> Plan:
     """Plan a pair's start, or its being taken up again. The caller has seen that nobody else holds
     the lease."""
     agent = start.agent
     book.attach(agent)
-    done = _ended(book, start)
+    done = ended_pair(book, start, begun)
     if done is not None:
         return Plan([], 0, done)
     if agent in book.pairs:
@@ -85,14 +88,14 @@ def _take_up(book: SlotBook, start: StartPair, chain: Chain) -> Plan:
     turn = replace(row.record, attempts=row.record.attempts + 1)
     draft.put_counted("turns", (agent, number), row, turn)
     book.write_lease(draft, token=book.lease.token + 1)
-    (call,) = (each for each in read_last(book.store, book.slot) if isinstance(each, ToolUseBlock))
-    granted = PairStart(agent, number, book.lease.token, call, turn.attempts)
+    granted = PairStart(agent, number, book.lease.token, start.call, turn.attempts)
     return Plan([book.request(draft, chain)], 1, granted)
 
 
-def _ended(book: SlotBook, start: StartPair) -> PairStart | None:
+def ended_pair(book: SlotBook, start: StartPair, begun: Begun) -> PairStart | None:
     """The pair that was asked for, where it ended before its asker was told."""
-    number = book.heads[start.agent].record.last_turn
+    book.attach(start.agent)
+    number, _ = begun.get(start.message, (book.heads[start.agent].record.last_turn, None))
     row = book.store.get("turns", (start.agent, number)) if number else None
     if row is None or row.record.pair != start.message or row.record.state == "running":
         return None
@@ -131,12 +134,15 @@ def pair_is_done(book: SlotBook, end: EndPair) -> bool:
     return row is not None and row.record.state == end.state
 
 
-def open_pair(book: SlotBook, agent: str) -> tuple[str, ToolUseBlock] | None:
+def open_pair(book: SlotBook, agent: str, begun: Begun) -> tuple[str, ToolUseBlock] | None:
     """The id of an open pair's call and the call itself; None where none is open."""
     book.attach(agent)
     row = book.pairs.get(agent)
     if row is None:
         return None
+    if row.record.pair in begun:
+        # Its commit may be on its way, and the call in no slot yet.
+        return row.record.pair, begun[row.record.pair][1]
     for block in read_last(book.store, book.slot):
         if isinstance(block, ToolUseBlock):
             return row.record.pair, block

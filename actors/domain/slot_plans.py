@@ -20,6 +20,7 @@ from .slot_messages import (
     EndPair,
     EndTurn,
     HoldTurn,
+    PairStart,
     RecordRound,
     Rewake,
     RewindSlot,
@@ -51,7 +52,10 @@ def plan(book: SlotBook, kept: SlotKept, message: Any, chain: Chain) -> Plan:
         case EndTurn():
             return plan_end(book, message, chain)
         case StartPair():
-            return plan_pair(book, message, chain)
+            begun = plan_pair(book, message, chain, kept.pairs)
+            if isinstance(begun.answer, PairStart):
+                kept.begin_pair(message, begun.answer.turn)
+            return begun
         case EndPair():
             return plan_pair_end(book, message, chain)
         case RewindSlot():

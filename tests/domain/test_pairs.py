@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +19,21 @@ from abeyance.actors.domain.errors import (
     RewindRefusedError,
     RuntimeClosedError,
 )
+from abeyance.actors.domain.pairs import Pairs, RunTool
+from abeyance.actors.domain.slot_messages import (
+    AttachAgent,
+    EndPair,
+    NothingToDo,
+    PairStart,
+    StartPair,
+    TurnStart,
+)
 from abeyance.actors.testing import Gate, call_tool, fail, reply
+from abeyance.storage.tables.blocks import ToolUseBlock
 
+from .slots import accept, end, results, start
+from .slots import shown as slot_shown
+from .test_slot_actor import new_store, open_room
 from .world import Stop, World, shown, texts, tool, until
 
 
@@ -196,6 +210,103 @@ async def test_a_pair_is_run_once_and_answered_when_an_actor_dies_under_it(
             "user: meanwhile",
             "assistant: yes",
         ]
+
+
+async def test_a_pair_that_a_death_cut_off_is_settled_before_any_that_is_asked_for_since(
+    world: World, virtual_time: MockClock
+) -> None:
+    stop, again, outcomes = Stop(), free("again"), []
+    async with trio.open_nursery() as nursery, world.open():
+        ana = await world.add([], tools=[stop.tool()])
+        nursery.start_soon(into, outcomes, ana, {"n": 1})
+        await stop.entered.wait()
+        world.runtime._members.clear()  # So that nobody ends the pair, as in a death.
+    async with world.open():
+        ana = await world.add([], tools=[again.tool()])
+        # Before the slot has said which one is open.
+        receipt = await ana.run_tool("wait", {"n": 2}, requester="ops")
+        assert receipt.text == "again"
+        assert again.effects == 1
+        calls = [
+            block.input
+            async for row in ana.transcript()
+            for block in row.blocks
+            if isinstance(block, ToolUseBlock)
+        ]
+        assert calls == [{"n": 1}, {"n": 2}]
+        assert [turn.state for turn in world.turns()] == ["done", "done"]
+
+
+@pytest.mark.behaviour("D-085")
+def test_a_pair_is_not_begun_before_it_is_known_whether_a_death_cut_one_off() -> None:
+    asked: list[str] = []
+    settings: Any = SimpleNamespace(name="ana", model="m")
+    seams: Any = None
+    pairs = Pairs(
+        settings,
+        seams,
+        lambda message, _then: asked.append(message.message),
+        lambda _run, _start, _then: None,
+        lambda: None,
+        lambda: None,
+        lambda: False,
+    )
+    reply: Any = None
+    call = ToolUseBlock(id="c", name="look", input={})
+    pairs.take(RunTool(call, "asked for at once", "ops", 1), reply)
+    assert pairs.lives
+    assert asked == []
+    pairs.found(RunTool(call, "cut off", "", 1))
+    assert asked == ["cut off"]
+
+
+# -- an agent's second life --------------------------------------------------------------------
+
+
+def pair(message: str = "op") -> StartPair:
+    return StartPair("ana", ToolUseBlock(id=message, name="look", input={}), message, "ops", "m", 1)
+
+
+def over(begun: PairStart) -> EndPair:
+    return EndPair("ana", begun.turn, begun.token, "done", results(begun.call.id), 1)
+
+
+@pytest.mark.behaviour("D-085")
+async def test_a_pair_that_is_over_is_not_run_again_for_an_agent_that_asks_again_turns_later() -> (
+    None
+):
+    async with open_room(new_store()) as room:
+        begun = await room.slot.ask(pair())
+        await room.slot.ask(over(begun))
+        await room.slot.ask(accept("go"))
+        turn = await room.slot.ask(start())
+        # The agent died before it was told of the end, and its next life asks again.
+        again = room.slot.ask(pair(), block=False)
+        await room.slot.ask(end(turn))
+        assert await again == begun._replace(token=0, is_over=True)
+        assert await room.slot.ask(pair()) == begun._replace(token=0, is_over=True)
+        assert slot_shown(room.store)[:3] == ["assistant: <op>", "results: =op", "user: go"]
+
+
+@pytest.mark.behaviour("D-085")
+@pytest.mark.parametrize("how", ["it asks again", "it does not"])
+async def test_a_pair_that_a_dead_life_of_its_agent_waits_for_does_not_take_the_lease(
+    how: str,
+) -> None:
+    async with open_room(new_store(), "ana") as room:
+        await room.slot.ask(accept("go"))
+        turn = await room.slot.ask(start())
+        first = room.slot.ask(pair(), block=False)
+        await wait_all_tasks_blocked()
+        await room.attach("ana-2")  # Its next life says so, as every life does.
+        room.slot.tell(AttachAgent("ana", room.supervisor.refs["agent-ana-2"]))
+        second = room.slot.ask(pair(), block=False) if how == "it asks again" else None
+        await room.slot.ask(end(turn))
+        assert isinstance(await first, NothingToDo)
+        if second is not None:
+            await room.slot.ask(over(await second))
+        await room.slot.ask(accept("and"))
+        assert isinstance(await room.slot.ask(start()), TurnStart)
 
 
 @pytest.mark.parametrize("how", ["stop", "remove", "quiesce"])
