@@ -1,22 +1,15 @@
 """One life of the matrix's host: a turn, and messages of all kinds that arrive meanwhile.
 
-It is played in a fork, in virtual time, on a real store. What survives it is written as it happens,
-each line in one `write`: the wire log (`wire.jsonl`, as the simulator's), receipts (`acks.jsonl`),
-and before which request a compile may begin that the wire does not show (`fresh.jsonl`). What the
-sender has no receipt for it sends again in the next life, in the same order, under the same id.
+It is played in virtual time, on a real store. What survives it is written as it happens, each line
+in one `write`: the wire log (`wire.jsonl`, as the simulator's), receipts (`acks.jsonl`), and before
+which request a compile may begin that the wire does not show (`fresh.jsonl`). What the sender has
+no receipt for it sends again in the next life, in the same order, under the same id.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import pickle
-import select
-import signal
-import time
-import traceback
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,27 +21,25 @@ import trio
 
 from abeyance.actors import AgentHandle, AgentSpec, Runtime, Tool, open_runtime
 from abeyance.actors.core.errors import ChildStartError
-from abeyance.actors.domain.drafts import Draft
 from abeyance.actors.domain.errors import MessageReadError, NotStoredError, QuiescedError
+from abeyance.actors.domain.transcript import read_transcript
 from abeyance.actors.providers.port import ModelReply, ModelRequest, OnDelta
-from abeyance.actors.testing import Faults, HostClock, ScriptedProvider, WallClock, fail, reply
+from abeyance.actors.testing import Faults, ScriptedProvider, WallClock, fail, reply
 from abeyance.actors.testing.scripted import Step
-from abeyance.actors.testing.witness import witnessed
-from abeyance.storage import crashpoints, lmdb_store
-from abeyance.storage.lmdb_store import LmdbStore
+from abeyance.storage import lmdb_store
 from abeyance.storage.store import Limits
 from abeyance.storage.tables.blocks import ThinkingBlock, ToolUseBlock
 
-ANA = "ana"
-ACTORS = ("agent", "slot", "gate", "journal", "ledger", "group")
-"""What is killed; a group is its agent, its gate and its slot at the same instant."""
-BIG = 2_101
+from .deaths import Hits
+from .sent import ANA, CHANGED, SINGLES, Part, Retraction, addressee, stages
+
 SMALL_OPS = 128
-SINGLES = 150
 CALLS_A_LIFE = 10_000
 LIFE_MS = 86_400_000
 """Between the beginnings of two lives, so that what a life waited for is over in the next."""
 SCHEMA = {"type": "object", "properties": {}}
+CALLS = ("c1", "c2", "c3")
+"""The calls of the turn that is told apart; each is in one reply of its script."""
 
 
 @dataclass(frozen=True)
@@ -78,136 +69,94 @@ class Report:
     """The entries of the wakes that turns answered."""
     left: dict[str, int] = field(default_factory=dict)
     """How many rows there are of what a host at rest leaves nothing of."""
-
-
-def play(setting: Setting) -> Report:
-    """Live one life in this process."""
-    report = Report()
-    with witnessed() as witness:
-        trio.run(_Life(setting, report).run, clock=HostClock())
-        report.problems += witness.problems()
-    return report
-
-
-# -- what is sent --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Retraction:
-    """A message is taken back, if nobody read it yet."""
-
-    id: str
-
-
-Part = tuple[Draft, ...] | Retraction
-"""What one commit does: takes a message or a batch, or gives a message back."""
-
-
-def one(name: str, author: str = "user", **how: Any) -> tuple[Draft, ...]:
-    return (Draft(f"says {name}", author, id=name, **how),)
-
-
-def batch(name: str, size: int) -> tuple[Draft, ...]:
-    return tuple(Draft(f"says {name}{n}", id=f"{name}{n}", wake=n % 100 == 0) for n in range(size))
-
-
-def _stages(variant: str) -> tuple[tuple[Part, ...], ...]:
-    """What arrives when: idle, in call 1, its tools, call 2, its tool, call 3, and at rest."""
-    many: tuple[Part, ...] = (batch("b", 3),)
-    if variant == "big":
-        many = (batch("b", BIG),)
-    elif variant == "small":
-        many = tuple((draft,) for draft in batch("b", SINGLES))
-    return (
-        (one("go"),),
-        (one("p1"), one("f1", "bot", wake=False)),
-        many,
-        (one("p2"), batch("c", 2)),
-        (one("own1", "ANA"), one("p3"), one("own2", "ana"), *many_behind(variant), *_CHANGES),
-        (one("p4"), one("f2", "bot", wake=False)),
-        (one("last"),),
-    )
-
-
-_CHANGES: tuple[Part, ...] = (
-    one("s1", subject="weather"),
-    one("r1"),
-    one("s2", subject="weather"),
-    Retraction("r1"),
-    one("j1", joins=False),
-)
-"""One that a newer message replaces, and one that is taken back, unless they were read by then."""
-CHANGED = {"s1": "replaced", "r1": "retracted"}
-"""What becomes of them where they were not read."""
-
-
-def many_behind(variant: str) -> tuple[Part, ...]:
-    if variant == "small":
-        return tuple((draft,) for draft in batch("d", SINGLES))
-    return (batch("d", 4), one("f3", "bot", wake=False))
-
-
-def drafts_of(variant: str) -> list[Draft]:
-    """Everything that is sent, in order."""
-    parts = [part for stage in _stages(variant) for part in stage]
-    return [draft for part in parts if not isinstance(part, Retraction) for draft in part]
+    letters: list[str] = field(default_factory=list)
+    """What the dead letters say, of a host whose agents leave."""
+    cancelled: list[int] = field(default_factory=list)
+    """Those of `answered` whose turn was cancelled."""
+    agents: dict[str, str] = field(default_factory=dict)
+    """Under which name whom messages are sent to speaks, where it is another."""
 
 
 # -- the life ------------------------------------------------------------------------------------
 
 
-class _Life:
+class Life:
+    """A turn of one agent; what is of a variant alone is in `lives`."""
+
+    agent_name = slot_name = ANA
+    others: dict[str, tuple[str, ...]] = {}
+
     def __init__(self, setting: Setting, report: Report) -> None:
         self.setting = setting
+        self.fault = setting.fault
         self.report = report
-        self.stages = _stages(setting.variant)
-        self.agent: AgentHandle
+        self.hits: dict[str, int] = {}
+        self.stages = stages(setting.variant)
+        self.handles: dict[str, AgentHandle] = {}
+        """Whom messages are sent to, by `addressee`."""
         self.runtime: Runtime | None = None
         self.faults = Faults(seed=1)
-        self._acks = _Lines(setting.directory / "acks.jsonl")
+        self.nursery: trio.Nursery
+        self._acks = Lines(setting.directory / "acks.jsonl")
         self.last_number = setting.number * CALLS_A_LIFE
         """Of the last call, in all lives."""
         self._acked = {ack["id"] for ack in self._acks.read()}
         self._asks: trio.MemorySendChannel[tuple[Callable[..., Any], trio.Event]]
+
+    @property
+    def serving(self) -> Runtime:
+        assert self.runtime is not None
+        return self.runtime
 
     async def run(self) -> None:
         setting = self.setting
         if setting.variant == "small":
             payload = lmdb_store.LIMITS.payload_bytes_max
             lmdb_store.LIMITS = Limits(SMALL_OPS, payload)  # type: ignore[misc]
-        hits = _Hits(self)
+        hits = Hits(self)
         clock = WallClock(1_700_000_000_000 + setting.number * LIFE_MS, follow_trio=True)
         state = setting.directory / "state"
         async with open_runtime(state, clock=clock, control=False, faults=self.faults) as runtime:
             self.runtime = runtime
-            provider = _Provider(self, clock)
             async with trio.open_nursery() as nursery:
+                self.nursery = nursery
                 self._asks, asked = trio.open_memory_channel(100)
                 nursery.start_soon(self._serve, asked)
-                spec = AgentSpec(name=ANA, provider=provider, model="m", tools=self._tools())
-                self.agent = await _until_stored(partial(runtime.add_agent, spec))
+                await self.begin(clock)
                 # A life that a quiesce outlived serves again first.
                 await self._resume()
-                await self.arrive(0)
-                await self._rest()
-                await self.arrive(len(self.stages) - 2)
-                await self._rest()
-                await self.arrive(len(self.stages) - 1)
-                await self._rest()
-                self._look(runtime)
-                self.report.rows = [row async for row in self.agent.transcript()]
-                for name in CHANGED:
-                    self.report.states[name] = (await self.agent.receipt(name)).state
+                await self.course()
+                await self.look()
                 self._asks.close()
         hits.done()
+        self.report.hits = self.hits
 
-    async def _rest(self) -> None:
+    async def begin(self, clock: WallClock) -> None:
+        """Add whoever messages are sent to."""
+        await self.add(ANA, clock, self.step)
+
+    async def add(
+        self, name: str, clock: WallClock, step: Callable[[ModelRequest], Step], **how: Any
+    ) -> None:
+        provider = _Provider(self, name, clock, step)
+        spec = AgentSpec(name=name, provider=provider, model="m", tools=self.tools(), **how)
+        self.handles[name] = await until_stored(partial(self.serving.add_agent, spec))
+
+    async def course(self) -> None:
+        """Everything that is sent from outside of the turns."""
+        await self.arrive(0)
+        await self.rest()
+        await self.arrive(len(self.stages) - 2)
+        await self.rest()
+        await self.arrive(len(self.stages) - 1)
+        await self.rest()
+
+    async def rest(self) -> None:
         """Until nothing is to do, holds included: virtual time jumps over them."""
         while True:
-            await self.agent.wait_idle()
-            assert self.runtime is not None
-            (state,) = self.runtime.status().agents
-            if state.state == "idle":
+            for handle in self.handles.values():
+                await handle.wait_idle()
+            if all(state.state == "idle" for state in self.serving.status().agents):
                 return
             await trio.sleep(600)
 
@@ -217,10 +166,18 @@ class _Life:
             await act()
             done.set()
 
-    async def _outside(self, act: Callable[..., Any]) -> None:
+    async def outside(self, act: Callable[..., Any]) -> None:
         done = trio.Event()
         await self._asks.send((act, done))
         await done.wait()
+
+    def spawn(self, act: Callable[..., Any], *args: Any) -> None:
+        """Do something beside the turn that asks for it, and not as a part of it."""
+
+        async def start() -> None:
+            self.nursery.start_soon(act, *args)
+
+        self._asks.send_nowait((start, trio.Event()))
 
     async def arrive(self, stage: int) -> None:
         """Send what arrives by then and has no receipt yet, in order, and wait for the receipts."""
@@ -230,28 +187,29 @@ class _Life:
                 if self.setting.variant == "small" and len(parts) > SINGLES:
                     async with trio.open_nursery() as nursery:
                         for part in parts:
-                            nursery.start_soon(self._send, part)
+                            nursery.start_soon(self.send, part)
                             await trio.lowlevel.checkpoint()
                     continue
                 for part in parts:
-                    await self._send(part)
+                    await self.send(part)
 
-        await self._outside(send)
+        await self.outside(send)
 
-    async def _send(self, part: Part) -> None:
+    async def send(self, part: Part) -> None:
         if isinstance(part, Retraction):
             with suppress(MessageReadError):
-                await _until_stored(partial(self.agent.retract, part.id))
+                await until_stored(partial(self.handles[ANA].retract, part.id))
             return
         if {draft.id for draft in part} <= self._acked:
             return
+        to = self.handles[addressee(part[0].id or "")]
         if len(part) > 1:
-            receipts = await _until_stored(partial(self.agent.send_many, part))
+            receipts = await until_stored(partial(to.send_many, part))
         else:
             (draft,) = part
-            send = partial(self.agent.send, draft.content, draft.author, id=draft.id)
+            send = partial(to.send, draft.content, draft.author, id=draft.id)
             how = {"wake": draft.wake, "subject": draft.subject, "joins": draft.joins}
-            receipts = [await _until_stored(partial(send, **how))]
+            receipts = [await until_stored(partial(send, **how))]
         for receipt in receipts:
             self._acked.add(receipt.id)
         self._acks.write(*({"id": receipt.id, "seq": receipt.seq} for receipt in receipts))
@@ -260,16 +218,16 @@ class _Life:
 
     def step(self, request: ModelRequest) -> Step:
         """What a call comes to, told from what it carries: a turn goes on in the next life."""
-        uses = sum(isinstance(b, ToolUseBlock) for m in request.messages for b in m.blocks)
+        uses = calls_in(request)
         if uses == 0:
-            return _Arrives(self, 1, reply(_THOUGHT, "Moving", _use("c1"), _use("c2", "slow")))
+            return Arrives(self, 1, reply(THOUGHT, "Moving", use("c1"), use("c2", "slow")))
         if uses == 2:
-            return _Arrives(self, 3, reply(_use("c3", "wait")))
-        if self.setting.variant == "held" and self._first("limited"):
-            return _Arrives(self, 5, fail(429, retry_after=3_600))
-        return _Arrives(self, 5, reply("Done"))
+            return Arrives(self, 3, reply(use("c3", "wait")))
+        if self.setting.variant == "held" and self.first("limited"):
+            return Arrives(self, 5, fail(429, retry_after=3_600))
+        return Arrives(self, 5, reply("Done"))
 
-    def _first(self, name: str) -> bool:
+    def first(self, name: str) -> bool:
         """Whether this is so for the first time in all lives."""
         path = self.setting.directory / name
         if path.exists():
@@ -277,7 +235,7 @@ class _Life:
         path.touch()
         return True
 
-    def _tools(self) -> list[Tool]:
+    def tools(self) -> list[Tool]:
         async def look() -> str:
             await self.arrive(2)
             return "seen"
@@ -286,8 +244,8 @@ class _Life:
             return "slow"
 
         async def wait() -> str:
-            if self.setting.variant == "quiesced" and self._first("quiesced"):
-                await self._outside(self._quiesce)
+            if self.setting.variant == "quiesced" and self.first("quiesced"):
+                await self.outside(self._quiesce)
             await self.arrive(4)
             return "waited"
 
@@ -298,39 +256,47 @@ class _Life:
         ]
 
     async def _quiesce(self) -> None:
-        _Lines(self.setting.directory / "fresh.jsonl").write({"behind": self.last_number})
-        assert self.runtime is not None
+        Lines(self.setting.directory / "fresh.jsonl").write({"behind": self.last_number})
         with suppress(QuiescedError):
-            await _until_stored(partial(self.runtime.quiesce, "the matrix", within_s=0))
+            await until_stored(partial(self.serving.quiesce, "the matrix", within_s=0))
         for parts in self.stages[3:5]:
             for part in parts:
-                await self._send(part)
+                await self.send(part)
         await self._resume()
 
     async def _resume(self) -> None:
-        assert self.runtime is not None
-        if self.runtime.status().mode != "serving":
-            await _until_stored(self.runtime.resume)
+        if self.serving.status().mode != "serving":
+            await until_stored(self.serving.resume)
 
-    def _look(self, runtime: Runtime) -> None:
-        """What a host at rest leaves nothing of, and what its turns answered."""
-
-        def rows(table: str) -> list[Any]:
-            found: list[Any] = [row for _, row in runtime._store.scan(table, ())]
-            return [row.record for row in found]
-
-        report, turns = self.report, rows("turns")
+    async def look(self) -> None:
+        """What a host at rest leaves nothing of, what its turns answered, and what it holds."""
+        report, turns, store = self.report, self.rows("turns"), self.serving._store
         for table in ("wakes", "inbox", "dead_letters", "quarantine"):
-            report.left[table] = len(rows(table))
-        report.left["open turns"] = sum(head.open_turn is not None for head in rows("heads"))
-        report.left["leases"] = sum(lease.turn is not None for lease in rows("leases"))
-        # A quiesce cancels the turn that it cuts off.
-        bad = ("failed",) if self.setting.variant == "quiesced" else ("failed", "cancelled")
+            report.left[table] = len(self.rows(table))
+        heads = self.rows("heads")
+        report.left["open turns"] = sum(head.open_turn is not None for head in heads)
+        report.left["open pairs"] = sum(head.open_pair is not None for head in heads)
+        report.left["leases"] = sum(lease.turn is not None for lease in self.rows("leases"))
+        bad: tuple[str, ...] = ("failed", "cancelled")
+        if self.setting.variant in ("quiesced", "leaving"):
+            # A quiesce cancels the turn that it cuts off; so does a removal.
+            bad = ("failed",)
         report.left["turns that did not end well"] = sum(turn.state in bad for turn in turns)
-        report.answered = [entry for turn in turns for entry in turn.answers]
+        for turn in turns:
+            if turn.slot == self.slot_name:
+                report.answered += turn.answers
+                report.cancelled += turn.answers if turn.state == "cancelled" else ()
+        report.rows = [row async for row in read_transcript(store, self.slot_name)]
+        for name in CHANGED:
+            if ANA in self.handles:
+                report.states[name] = (await self.handles[ANA].receipt(name)).state
+
+    def rows(self, table: str) -> list[Any]:
+        found: list[Any] = [row for _, row in self.serving._store.scan(table, ())]
+        return [row.record for row in found]
 
 
-async def _until_stored(act: Callable[[], Any]) -> Any:
+async def until_stored(act: Callable[[], Any]) -> Any:
     """The same again, as a host does whose store refused a write, or whose agent did not start."""
     while True:
         try:
@@ -339,37 +305,43 @@ async def _until_stored(act: Callable[[], Any]) -> Any:
             await trio.lowlevel.checkpoint()
 
 
-_THOUGHT = ThinkingBlock(thinking="hm", signature="signed")
+THOUGHT = ThinkingBlock(thinking="hm", signature="signed")
 
 
-def _use(call: str, name: str = "look") -> ToolUseBlock:
+def calls_in(request: ModelRequest, calls: Sequence[str] = CALLS) -> int:
+    """How many of some calls a request carries."""
+    blocks = [block for message in request.messages for block in message.blocks]
+    return sum(isinstance(block, ToolUseBlock) and block.id in calls for block in blocks)
+
+
+def use(call: str, name: str = "look") -> ToolUseBlock:
     return ToolUseBlock(id=call, name=name, input={})
 
 
 @dataclass(frozen=True)
-class _Arrives:
+class Arrives:
     """A step during which something arrives."""
 
-    life: _Life
+    life: Life
     stage: int
     then: Step
 
     async def play(self, call: Any) -> ModelReply:
-        if self.stage < 5:
-            await self.life.arrive(self.stage)
-        else:
-            # Whatever is sent at rest comes at rest; the tool's stage may not be over.
-            await self.life.arrive(min(self.stage, len(self.life.stages) - 2))
+        # Whatever is sent at rest comes at rest.
+        await self.life.arrive(min(self.stage, len(self.life.stages) - 2))
         return await self.then.play(call)
 
 
 class _Provider(ScriptedProvider):
     """Writes what it was asked and what it answered where its host's death does not reach."""
 
-    def __init__(self, life: _Life, clock: WallClock) -> None:
-        super().__init__(life.step, clock=clock)
+    def __init__(
+        self, life: Life, agent: str, clock: WallClock, step: Callable[[ModelRequest], Step]
+    ) -> None:
+        super().__init__(step, clock=clock)
         self._life = life
-        self._log = _Lines(life.setting.directory / "wire.jsonl")
+        self._agent = agent
+        self._log = Lines(life.setting.directory / "wire.jsonl")
 
     async def call(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
         self._life.last_number += 1
@@ -385,7 +357,7 @@ class _Provider(ScriptedProvider):
                 "at_ms": 0,
                 "path": "/v1/messages",
                 "headers": {},
-                "request": {"model": ANA, "messages": messages},
+                "request": {"model": self._agent, "messages": messages},
             }
         )
         answer: ModelReply | None = None
@@ -406,7 +378,7 @@ class _Provider(ScriptedProvider):
             )
 
 
-class _Lines:
+class Lines:
     """A file of JSON lines: what was written is there, whatever becomes of the process."""
 
     def __init__(self, path: Path) -> None:
@@ -421,129 +393,3 @@ class _Lines:
         if not self._path.exists():
             return []
         return [json.loads(line) for line in self._path.read_bytes().splitlines()]
-
-
-# -- deaths --------------------------------------------------------------------------------------
-
-
-class _Hits(trio.abc.Instrument):
-    """Counts every place where something may die, and has it die at the one that was named."""
-
-    def __init__(self, life: _Life) -> None:
-        self._life = life
-        self._counted: Counter[str] = Counter()
-        self._due: tuple[str, int] | None = None
-        self._victim = ""
-        self._token = trio.lowlevel.current_trio_token()
-        match life.setting.fault.split():
-            case ["point", name, nth]:
-                crashpoints.arm(f"{name}:{nth}")
-            case ["step", nth]:
-                self._due = "step", int(nth)
-            case ["kill", victim, where, nth]:
-                self._due, self._victim = (where, int(nth)), victim
-            case ["refuse", nth]:
-                life.faults.at("before_commit", nth=int(nth)).refuse()
-            case []:
-                # So that every point is passed, and counted.
-                crashpoints.arm("open.before_rename:1000000")
-            case other:
-                raise ValueError(f"no fault: {other}")
-        self._watch()
-
-    def _watch(self) -> None:
-        trio.lowlevel.add_instrument(self)
-        hit, submit = crashpoints._hit, LmdbStore.submit
-
-        def counted_hit(name: str) -> None:
-            self._counted[name] += 1
-            hit(name)
-
-        def counted_submit(store: LmdbStore, batch: Any, done: Any) -> None:
-            submit(store, batch, done)
-            self.passed("commit")
-
-        crashpoints._hit = counted_hit
-        LmdbStore.submit = counted_submit  # type: ignore[method-assign]
-
-    def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        if _is_of_a_turn(task):
-            self.passed("step")
-
-    def passed(self, what: str) -> None:
-        self._counted[what] += 1
-        if self._due == (what, self._counted[what]):
-            self._die()
-
-    def _die(self) -> None:
-        if not self._victim:
-            os.kill(os.getpid(), signal.SIGKILL)
-        # Not in the middle of the scheduler's own work.
-        self._token.run_sync_soon(self._kill)
-
-    def _kill(self) -> None:
-        runtime = self._life.runtime
-        if runtime is None:
-            return  # It is being opened: what has a name by now is not given out yet.
-        system = runtime._system
-        names = {"group": ("agent", "gate", "slot")}.get(self._victim, (self._victim,))
-        for name in names:
-            ref = system.find(name) or system.find(f"{name}:{ANA}")
-            if ref is not None:
-                ref.kill("the matrix")
-
-    def done(self) -> None:
-        self._life.report.hits = dict(self._counted)
-
-
-def _is_of_a_turn(task: trio.lowlevel.Task) -> bool:
-    """The turn's own task, or one of those that run its tools."""
-    while True:
-        if task.name.startswith(f"agent:{ANA}: "):
-            return True
-        nursery = task.parent_nursery
-        if nursery is None or nursery.parent_task is None:
-            return False
-        task = nursery.parent_task
-
-
-def live(setting: Setting, timeout_s: float = 60.0) -> tuple[int, Report, str]:
-    """Live one life in a fork.
-
-    Returns:
-        Its exit status (negative: the signal it died of), its report, and the error it ended with.
-    """
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        _child(setting, write)
-    os.close(write)
-    ends_at, data = time.monotonic() + timeout_s, b""
-    with os.fdopen(read, "rb", buffering=0) as pipe:
-        while True:
-            left_s = ends_at - time.monotonic()
-            if left_s <= 0 or not select.select([pipe], [], [], left_s)[0]:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-                return 1, Report(), f"it did not come to rest within {timeout_s:.0f} s"
-            part = pipe.read(65_536)
-            if not part:
-                break
-            data += part
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    report, error = pickle.loads(data) if data else (Report(), "")
-    return status, report, error
-
-
-def _child(setting: Setting, write: int) -> None:
-    status, report, error = 1, Report(), ""
-    try:
-        report = play(setting)
-        status = 0
-    except BaseException as problem:
-        error = "".join(traceback.format_exception(problem))[-6_000:]
-    finally:
-        data = pickle.dumps((report, error))
-        while data:
-            data = data[os.write(write, data) :]
-        os._exit(status)

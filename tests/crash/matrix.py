@@ -23,16 +23,14 @@ import shutil
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from abeyance.actors.domain.slot_messages import Receipt
-from abeyance.actors.testing import invariant
-from abeyance.storage.tables.blocks import ToolUseBlock
-
-from .life import ACTORS, ANA, CHANGED, Report, Setting, drafts_of, live
+from .deaths import BESIDE, VICTIMS
+from .judge import judge
+from .life import Setting
+from .lives import live
 
 VARIANTS = {
     "plain": "messages of all kinds, joined and held",
@@ -40,10 +38,13 @@ VARIANTS = {
     "quiesced": "a quiesce cuts the turn off, and a resume follows",
     "big": "a batch of 2,101 messages in flight",
     "small": "a store that takes 128 operations a request",
+    "pairs": "an operator's tools, on the idle slot and behind a live turn",
+    "shared": "two agents in one slot, and messages for both",
+    "closing": "a conversation that is closed while its turn lives",
+    "leaving": "two agents of one slot that are removed, one after the other",
 }
 PAIRS_A_VARIANT = 40
 PROGRESS_EVERY = 25
-OWN = ("ANA", "ana")
 
 
 @dataclass(frozen=True)
@@ -88,68 +89,6 @@ def play(trial: Trial) -> Outcome:
     return outcome
 
 
-def judge(directory: Path, variant: str, report: Report) -> list[str]:
-    """Hold what is left of a trial against every promise."""
-    acks = _lines(directory / "acks.jsonl")
-    calls = invariant.read_log(directory / "wire.jsonl")
-    drafts = drafts_of(variant)
-    found = invariant.violations(calls, fresh=_fresh(directory, calls))
-    receipts = {ack["id"]: Receipt(ack["id"], ack["seq"], "stored") for ack in acks}
-    found += [f"{draft.id} has no receipt" for draft in drafts if draft.id not in receipts]
-    for name, state in CHANGED.items():
-        if not any(row.id == name for row in report.rows):
-            # It was replaced, or taken back, before anybody read it.
-            receipts.pop(name, None)
-            if report.states[name] != state:
-                found.append(f"{name} is not there, and is {report.states[name]}, not {state}")
-    for ack in acks:
-        if ack["id"] in receipts and receipts[ack["id"]].seq != ack["seq"]:
-            found.append(f"{ack['id']} has two receipts: {ack['seq']}, {receipts[ack['id']].seq}")
-    found += invariant.transcript_violations(report.rows, receipts.values())
-    found += [f"{count} {what} at rest" for what, count in report.left.items() if count]
-    # What a request carried is what a compile renders ever after.
-    said = [
-        invariant.Said("assistant" if row.role == "assistant" else "user", blocks)
-        for row in report.rows
-        if row.role != "marker" and (blocks := invariant.canonical_blocks(row.blocks))
-    ]
-    if list(calls[-1].messages) != said[:-1] or calls[-1].reply != said[-1]:
-        found.append("the last request and its reply are not what the transcript holds")
-    answers = Counter(report.answered)
-    for draft in drafts:
-        if not draft.wake or draft.author in OWN or draft.id not in receipts:
-            continue
-        # A quiesce gives the wakes of the turn that it cuts off back as one.
-        times = answers[receipts[draft.id].seq]
-        if times > 1 or (times == 0 and variant != "quiesced"):
-            found.append(f"the wake of {draft.id} was answered by {times} turns")
-        if not _is_answered(report, draft.id):
-            found.append(f"no reply stands behind {draft.id}")
-    return found
-
-
-def _is_answered(report: Report, name: str | None) -> bool:
-    ids = [row.id for row in report.rows]
-    behind = report.rows[ids.index(name) + 1 :] if name in ids else []
-    return any(
-        row.role == "assistant"
-        and row.author == ANA
-        and not any(isinstance(block, ToolUseBlock) for block in row.blocks)
-        for row in behind
-    )
-
-
-def _fresh(directory: Path, calls: list[invariant.Exchange]) -> set[int]:
-    """The requests right behind what cut a turn off without a call."""
-    behind = [line["behind"] for line in _lines(directory / "fresh.jsonl")]
-    later = [[call.number for call in calls if call.number > number] for number in behind]
-    return {numbers[0] for numbers in later if numbers}
-
-
-def _lines(path: Path) -> list[dict[str, object]]:  # type: ignore[type-arg]
-    return [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
-
-
 # -- the matrix ----------------------------------------------------------------------------------
 
 
@@ -164,7 +103,7 @@ def matrix(variant: str, hits: dict[str, int]) -> Iterator[Trial]:
         yield Trial(variant, (f"step {nth}",))
     for where in ("step", "commit"):
         for nth in range(1, hits[where] + 1):
-            for victim in ACTORS:
+            for victim in (*VICTIMS, *BESIDE.get(variant, ())):
                 yield Trial(variant, (f"kill {victim} {where} {nth}",))
     for nth in range(1, hits["commit"] + 1):
         yield Trial(variant, (f"refuse {nth}",))

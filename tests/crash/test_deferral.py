@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SAMPLE = 40
+SAMPLE = 54
 WITHIN_S = 45
 
 
@@ -65,17 +65,25 @@ def test_message_that_is_moved_is_there_once_though_its_commit_dies(
 
 
 @pytest.fixture(scope="module")
-def evidence(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What an undisturbed life left."""
-    where = tmp_path_factory.mktemp("life")
+def evidence(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """What an undisturbed life of a variant left."""
+    found: dict[str, Path] = {}
     script = (
-        "import pickle, sys; from pathlib import Path; from tests.crash.life import *; "
-        "status, report, error = live(Setting(Path(sys.argv[1]), 'plain', 1)); "
+        "import pickle, sys; from pathlib import Path; "
+        "from tests.crash.life import Setting; from tests.crash.lives import live; "
+        "status, report, error = live(Setting(Path(sys.argv[1]), sys.argv[2], 1)); "
         "assert status == 0, error; "
         "(Path(sys.argv[1]) / 'report').write_bytes(pickle.dumps(report))"
     )
-    subprocess.run([sys.executable, "-c", script, str(where)], cwd=ROOT, check=True, timeout=100)
-    return where
+
+    def of(variant: str) -> Path:
+        if variant not in found:
+            where = found[variant] = tmp_path_factory.mktemp("life")
+            command = [sys.executable, "-c", script, str(where), variant]
+            subprocess.run(command, cwd=ROOT, check=True, timeout=100)
+        return found[variant]
+
+    return of
 
 
 Tamper = Callable[[Path, Any], None]
@@ -141,7 +149,37 @@ def end_with_another_request(where: Path, report: Any) -> None:
     report.rows.pop()
 
 
-TAMPERS: dict[Tamper, str] = {
+def run_a_body_twice(where: Path, report: Any) -> None:
+    change_lines(where / "ran.jsonl", lambda ran: ran.append(ran[0]))
+
+
+def tell_an_operator_something_else(where: Path, report: Any) -> None:
+    change_lines(where / "pairs.jsonl", lambda pairs: pairs[1].update(text="other"))
+
+
+def leave_a_pair_open(where: Path, report: Any) -> None:
+    report.left["open pairs"] = 1
+
+
+def leave_a_sharers_wake(where: Path, report: Any) -> None:
+    receipts = map(json.loads, (where / "acks.jsonl").read_text().splitlines())
+    (seq,) = (line["seq"] for line in receipts if line["id"] == "bo:p2")
+    report.answered.remove(seq)
+
+
+def keep_a_dead_letter_of_what_landed(where: Path, report: Any) -> None:
+    report.letters.append("message 'f1' by 'bot'")
+
+
+def forget_a_dead_letter(where: Path, report: Any) -> None:
+    report.letters.remove("wake of 'bo' by 'user' for message 'bo:p1'")
+
+
+def write_behind_what_was_answered(where: Path, report: Any) -> None:
+    report.rows.insert(0, report.rows.pop())
+
+
+PLAIN: dict[Tamper, str] = {
     lose_a_message: "there 0 times",
     keep_a_message_twice: "there 2 times",
     swap_messages: "stands before one that was accepted earlier",
@@ -154,20 +192,40 @@ TAMPERS: dict[Tamper, str] = {
     carry_a_message_late: "begins with something else than call",
     end_with_another_request: "are not what the transcript holds",
 }
+TAMPERS: list[tuple[str, Tamper | None, str]] = [
+    *(("plain", tamper, text) for tamper, text in PLAIN.items()),
+    ("pairs", run_a_body_twice, "op1 was asked for 1 times, is there 1, ran 2"),
+    ("pairs", tell_an_operator_something_else, "a pair's receipt says 'other'"),
+    ("pairs", leave_a_pair_open, "1 open pairs at rest"),
+    ("shared", leave_a_sharers_wake, "the wake of bo:p2 was answered by 0 turns"),
+    ("closing", write_behind_what_was_answered, "are not what the transcript begins with"),
+    ("leaving", keep_a_dead_letter_of_what_landed, "f1 is in the slot and a dead letter"),
+    ("leaving", forget_a_dead_letter, "the wake of bo:p1 was answered by 0 turns"),
+    *((name, None, "") for name in ("plain", "pairs", "shared", "closing", "leaving")),
+]
 
 
-@pytest.mark.parametrize("tamper", [None, *TAMPERS], ids=lambda t: t.__name__ if t else "nothing")
+@pytest.mark.parametrize(
+    ("variant", "tamper", "says"),
+    TAMPERS,
+    ids=[f"{each[0]}: {each[1].__name__ if each[1] else 'nothing'}" for each in TAMPERS],
+)
 def test_judge_finds_what_is_wrong_with_what_a_host_left(
-    evidence: Path, tmp_path: Path, harness_module: Any, tamper: Tamper | None
+    evidence: Callable[[str], Path],
+    tmp_path: Path,
+    harness_module: Any,
+    variant: str,
+    tamper: Tamper | None,
+    says: str,
 ) -> None:
     harness_module("life")  # What is unpickled is defined there.
     where = tmp_path / "left"
-    shutil.copytree(evidence, where)
+    shutil.copytree(evidence(variant), where)
     report = pickle.loads((where / "report").read_bytes())
     if tamper is not None:
         tamper(where, report)
-    found = harness_module("matrix").judge(where, "plain", report)
+    found = harness_module("judge").judge(where, variant, report)
     if tamper is None:
         assert found == []
     else:
-        assert any(TAMPERS[tamper] in line for line in found), found
+        assert any(says in line for line in found), found

@@ -1,0 +1,165 @@
+"""Whether what is left of a trial of the matrix is what was promised."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from abeyance.actors.domain.drafts import Draft
+from abeyance.actors.domain.slot_messages import Receipt
+from abeyance.actors.testing import invariant
+from abeyance.storage.tables.blocks import ToolUseBlock
+
+from .life import Report
+from .sent import CHANGED, addressee, drafts_of
+
+OWN: Final = ("ANA", "ana", "BO")
+"""Authors whose messages wake nobody here: each is in the words of whom it is for, or of who
+speaks."""
+LEAVERS: Final = ("closing", "leaving")
+"""Variants whose agents end: what is left of them is in the slot or a dead letter."""
+ALONE: Final = ("plain", "held", "quiesced", "big", "small", "pairs")
+"""Variants whose slot is in one agent's words, to its last reply."""
+
+
+def judge(directory: Path, variant: str, report: Report) -> list[str]:
+    """Hold what is left of a trial against every promise."""
+    return list(_Judge(directory, variant, report).found())
+
+
+@dataclass
+class _Judge:
+    directory: Path
+    variant: str
+    report: Report
+
+    def found(self) -> Iterator[str]:
+        acks, calls = self._lines("acks"), invariant.read_log(self.directory / "wire.jsonl")
+        self.receipts = {ack["id"]: Receipt(ack["id"], ack["seq"], "stored") for ack in acks}
+        self.drafts = drafts_of(self.variant)
+        yield from invariant.violations(calls, fresh=self._fresh(calls))
+        yield from self._accepted(acks)
+        yield from self._transcript()
+        yield from (f"{count} {what} at rest" for what, count in self.report.left.items() if count)
+        yield from self._carried(calls)
+        for draft in self.drafts:
+            if draft.wake and draft.author not in OWN and draft.id in self.receipts:
+                yield from self._answered(draft)
+        if self.variant == "pairs":
+            yield from self._pairs()
+
+    # -- messages ----------------------------------------------------------------------------
+
+    def _accepted(self, acks: list[dict[str, Any]]) -> Iterator[str]:
+        if self.variant not in LEAVERS:
+            for draft in self.drafts:
+                if draft.id not in self.receipts:
+                    yield f"{draft.id} has no receipt"
+        for ack in acks:
+            if self.receipts[ack["id"]].seq != ack["seq"]:
+                seq = self.receipts[ack["id"]].seq
+                yield f"{ack['id']} has two receipts: {ack['seq']}, {seq}"
+        for name, state in CHANGED.items():
+            if not self._is_there(name):
+                # It was replaced, or taken back, before anybody read it.
+                self.receipts.pop(name, None)
+                said = self.report.states.get(name, state)
+                if said != state:
+                    yield f"{name} is not there, and is {said}, not {state}"
+
+    def _transcript(self) -> Iterator[str]:
+        landed = []
+        for name, receipt in self.receipts.items():
+            if not self._has_letter(f"message {name!r} by "):
+                landed.append(receipt)
+            elif self._is_there(name):
+                yield f"{name} is in the slot and a dead letter"
+        yield from invariant.transcript_violations(self.report.rows, landed)
+
+    def _carried(self, calls: list[invariant.Exchange]) -> Iterator[str]:
+        """What a request carried is what a compile renders ever after."""
+        said = [
+            invariant.Said("assistant" if row.role == "assistant" else "user", blocks)
+            for row in self.report.rows
+            if row.role != "marker" and (blocks := invariant.canonical_blocks(row.blocks))
+        ]
+        last = calls[-1]
+        whole = [*last.messages, last.reply]
+        if self.variant in ALONE and whole != said:
+            yield "the last request and its reply are not what the transcript holds"
+        if self.variant == "closing" and whole != said[: len(whole)]:
+            yield "the last request and its reply are not what the transcript begins with"
+
+    def _is_there(self, name: str) -> bool:
+        return any(row.id == name for row in self.report.rows)
+
+    def _has_letter(self, text: str) -> bool:
+        return any(text in letter for letter in self.report.letters)
+
+    # -- wakes -------------------------------------------------------------------------------
+
+    def _answered(self, draft: Draft) -> Iterator[str]:
+        name = draft.id or ""
+        seq = self.receipts[name].seq
+        times = Counter(self.report.answered)[seq]
+        if self._has_letter(f"message {name!r}"):
+            if seq in self.report.answered and seq not in self.report.cancelled:
+                yield f"the wake of {name} was answered, and is a dead letter"
+            return
+        # A quiesce gives the wakes of the turn that it cuts off back as one.
+        if times > 1 or (times == 0 and self.variant != "quiesced"):
+            yield f"the wake of {name} was answered by {times} turns"
+        if not self._has_reply(name):
+            yield f"no reply stands behind {name}"
+
+    def _has_reply(self, name: str) -> bool:
+        ids = [row.id for row in self.report.rows]
+        behind = self.report.rows[ids.index(name) + 1 :] if name in ids else []
+        agent = self.report.agents.get(addressee(name), addressee(name))
+        return any(
+            row.role == "assistant"
+            and row.author == agent
+            and not any(isinstance(block, ToolUseBlock) for block in row.blocks)
+            for row in behind
+        )
+
+    # -- operators' pairs --------------------------------------------------------------------
+
+    def _pairs(self) -> Iterator[str]:
+        """Each ask comes to one pair at most, whose body runs once at most; a receipt is true."""
+        asks, ran = (Counter(line["op"] for line in self._lines(name)) for name in ("asks", "ran"))
+        calls: dict[str, Any] = {}
+        results: dict[str, str] = {}
+        for row in self.report.rows:
+            for block in row.blocks:
+                if isinstance(block, ToolUseBlock) and block.name == "lift":
+                    calls[block.id] = block.input["op"]
+                elif row.role == "results" and block.tool_use_id in calls:
+                    results[block.tool_use_id] = " ".join(part.text for part in block.content)
+        pairs = Counter(calls.values())
+        for op in ("op1", "op2"):
+            if not ran[op] <= pairs[op] <= asks[op]:
+                yield f"{op} was asked for {asks[op]} times, is there {pairs[op]}, ran {ran[op]}"
+        receipts = self._lines("pairs")
+        if [receipt["op"] for receipt in receipts] != ["op1", "op2"]:
+            yield f"the receipts of pairs are {receipts}"
+        for receipt in receipts:
+            if results.get(receipt["call"]) != receipt["text"]:
+                yield f"a pair's receipt says {receipt['text']!r}, the slot {results}"
+
+    # -- what was written --------------------------------------------------------------------
+
+    def _fresh(self, calls: list[invariant.Exchange]) -> set[int]:
+        """The requests right behind what cut a turn off without a call."""
+        behind = [line["behind"] for line in self._lines("fresh")]
+        later = [[call.number for call in calls if call.number > number] for number in behind]
+        return {numbers[0] for numbers in later if numbers}
+
+    def _lines(self, name: str) -> list[dict[str, Any]]:
+        path = self.directory / f"{name}.jsonl"
+        lines = path.read_bytes().splitlines() if path.exists() else []
+        return [json.loads(line) for line in lines]
