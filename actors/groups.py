@@ -12,6 +12,7 @@ Runs in: the task of whoever adds the agent, on the loop thread.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import trio
@@ -68,6 +69,7 @@ class Groups:
         accounts: Accounts | None,
         salt: str,
         mode: HostMode,
+        over: Callable[[str], object],
     ) -> None:
         self._system = system
         self._root = root
@@ -81,6 +83,7 @@ class Groups:
         self._accounts = accounts
         self._salt = salt
         self._mode = mode
+        self._over = over
         self._homes: dict[str, SlotHome] = {}
         """The slots that run here for agents that were added, by name."""
         self._entering: dict[str, trio.Lock] = {}
@@ -281,6 +284,7 @@ class Groups:
                 alerts=self._desk,
                 context=post,
                 stream=stream,
+                over=self._over,
             )
             return (settings, seams, self._alarm, self._ledger, agent_view, self._mode)
 

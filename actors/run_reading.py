@@ -95,6 +95,7 @@ def status_of(store: Store, run: RunId, record: Run) -> RunStatus:
         window=None if waits is None else waits.window,
         retry_at_ms=None if waits is None else waits.retry_at_ms,
         resume_after_ms=None if waits is None else waits.resume_after_ms,
+        agent=None if waits is None else waits.agent,
         walls=record.walls,
         lives=record.lives,
         fallback=None if record.choice is None else (record.choice.provider, record.choice.model),
@@ -153,6 +154,7 @@ def read_steps(store: Store, run: RunId) -> tuple[RunStep, ...]:
             attempts=item.attempts,
             result=unpacked(item.result),
             error=item.error,
+            agent=item.agent,
             started_ms=item.started_ms,
             ended_ms=item.ended_ms,
         )

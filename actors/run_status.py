@@ -25,8 +25,9 @@ class RunStatus:
     """A run as its row says. Instants are epoch milliseconds.
 
     `provider`, `model`, `window`, `retry_at_ms` and `resume_after_ms` say what a waiting run waits
-    for; `step`, `steps_done` and `total` where it stands; `walls` how often it met exhausted
-    capacity; `reason` why it waits, failed, or cannot go on by itself.
+    for, and `agent` whose held turn, where it is one; `step`, `steps_done` and `total` where it
+    stands; `walls` how often it met exhausted capacity; `reason` why it waits, failed, or cannot go
+    on by itself.
     """
 
     id: str
@@ -43,6 +44,7 @@ class RunStatus:
     window: str | None
     retry_at_ms: int | None
     resume_after_ms: int | None
+    agent: str | None
     walls: int
     lives: int
     fallback: tuple[str, str] | None
@@ -82,6 +84,8 @@ class RunStep:
     attempts: int
     result: Any
     error: str
+    agent: str | None
+    """Whose turn it is, where it is one."""
     started_ms: int
     ended_ms: int | None
 

@@ -70,7 +70,7 @@ from .domain.reminders import DurableReminders, Reminders
 from .domain.requesters import Admin, Door, OperatorAct, check_permitted, read_requester
 from .domain.rings import WaitRings
 from .domain.runs import NAME as RUNS
-from .domain.runs import News, Runs
+from .domain.runs import LookForRuns, News, Runs
 from .domain.slot_inbox import InboxRow, check_listing, read_inbox
 from .domain.spec import AgentSpec, check_spec
 from .domain.step_threads import StepThreads
@@ -85,6 +85,7 @@ from .lifetime import Lifetime
 from .members import Member, Parking
 from .quiescence import Quiescence
 from .replays import actor_of, read_page, replay
+from .run_agents import RunAgents
 from .run_verbs import RunVerbs
 from .status import AgentHealth, RuntimeStatistics, RuntimeStatus
 from .workflows import Workflows
@@ -132,6 +133,7 @@ class Runtime(RunVerbs):
         self._counts = DurableCounts(store, clock, self._archive.forget_delivery)
         self._mode = HostMode(store)
         self._lifetime = Lifetime()
+        self._run_agents = RunAgents(self)
         self._lost: Exception | None = None
         self._root: Supervisor | None = None
         self._own_groups: dict[str, Supervisor] = {}
@@ -241,6 +243,7 @@ class Runtime(RunVerbs):
             self._accounts,
             self._store_id,
             self._mode,
+            self._run_agents.turn_over,
         )
         self._quiescence = Quiescence(self, self._mode)
         bodies.start_soon(self._runs.close_interrupted)
@@ -272,6 +275,7 @@ class Runtime(RunVerbs):
                             news,
                             self._mode,
                             threads,
+                            self._run_agents,
                         ),
                         name=RUNS,
                     ),
@@ -282,6 +286,7 @@ class Runtime(RunVerbs):
             parent=self._root,
         )
         self._own_groups[RUNS] = running
+        self._run_agents.look = lambda: running.refs[RUNS].tell(LookForRuns())
         self._workflows = Workflows(
             store,
             self._ownership,

@@ -358,6 +358,8 @@ class Agent(TrioActor):
             self._hold(outcome.deferral, turn.start.turn)
         else:
             self.kept.streak.clear()
+            if self._seams.over is not None:
+                self._seams.over(self._settings.name)
             if turn.calls.awaits_release:  # It was cut off on the way to its hold.
                 self._seams.gate.tell(HoldByQuota(None))
         # Ahead of the next start: what a rewind takes out, no later turn is to see.

@@ -80,7 +80,8 @@ def doubtful(store: Store, run: RunId) -> tuple[int, Row] | None:
     of its own, has others behind it.
     """
     for key, row in store.scan("run_items", run.row):
-        if isinstance(row, Row) and row.record.state == "started":
+        # A turn of an agent is in no doubt: it is joined where it stands.
+        if isinstance(row, Row) and row.record.state == "started" and row.record.agent is None:
             return int(key[2]), row
     return None
 

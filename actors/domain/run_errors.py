@@ -88,6 +88,19 @@ class StepFailedError(AbeyanceError):
     error: str
 
 
+class TurnFailedError(AbeyanceError):
+    """The agent's turn that an item of a run asked for came to no reply.
+
+    Attributes: `agent`; `turn`, its number, or None where none began; `state`: `failed`,
+    `cancelled`, `rewound`, or `lost` where its message is not in the slot any more.
+    """
+
+    code = "turn_failed"
+    agent: str
+    turn: int | None
+    state: str
+
+
 class RunEndedError(AbeyanceError):
     """The run has been suspended, cancelled or taken over, and this is code of its that still runs.
 

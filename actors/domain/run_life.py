@@ -10,7 +10,7 @@ Runs in: the task of the life.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import trio
 
@@ -22,6 +22,7 @@ from .mode import HostMode
 from .persistence import until_stored
 from .run_errors import run_ended
 from .run_rows import RunId, change
+from .run_turns import Agents
 from .step_threads import StepThreads
 
 
@@ -31,30 +32,33 @@ class Outcome(NamedTuple):
     state: str
 
 
+class LifeSeams(NamedTuple):
+    """What every life of a runtime's runs stands on."""
+
+    store: Store
+    journal: Any
+    clock: Clock
+    mode: HostMode
+    threads: StepThreads
+    agents: Agents
+
+
 class Life:
     """One life of a run: what its items are guarded by, and whether it goes on."""
 
     def __init__(
-        self,
-        run: RunId,
-        row: Row,
-        owner: Guard,
-        store: Store,
-        journal: Any,
-        clock: Clock,
-        buffer_ms: int,
-        threads: StepThreads,
-        mode: HostMode,
+        self, run: RunId, row: Row, owner: Guard, buffer_ms: int, seams: LifeSeams
     ) -> None:
         self.run = run
         self.row = row
         self.owner = owner
-        self.store = store
-        self.journal = journal
-        self.clock = clock
         self.buffer_ms = buffer_ms
-        self.threads = threads
-        self._mode = mode
+        self.store = seams.store
+        self.journal = seams.journal
+        self.clock = seams.clock
+        self.threads = seams.threads
+        self.agents = seams.agents
+        self._mode = seams.mode
         self.scope = trio.CancelScope()
         self.quiet = trio.Event()
         """Set while no item is between its start and what it came to, both recorded."""
@@ -73,6 +77,10 @@ class Life:
     def stopping(self) -> bool:
         """Whether no item is to be begun: the runtime stops, or the host is quiesced."""
         return self._stopping or self._mode.is_quiesced
+
+    def make_busy(self) -> None:
+        """An item is between its start and what it came to."""
+        self.quiet = trio.Event()
 
     def put_down(self) -> None:
         """Begin nothing more. The row says that the run is live, and somebody takes it up later."""
@@ -100,7 +108,13 @@ class Life:
         self.failure = reason
         self.end("failed")
 
-    async def park(self) -> Any:
+    async def lay_down(self) -> NoReturn:
+        """End this life with its row as it is: it says that the run is live, and the next look of
+        any process that may takes it up again."""
+        self.scope.cancel()
+        await self.park()
+
+    async def park(self) -> NoReturn:
         """Wait for the cancellation that ends this life."""
         self.quiet.set()
         await trio.sleep_forever()

@@ -267,6 +267,9 @@ def _line(run: RunId, before: Run | None, record: Run, by: str) -> Append:
 
 def _place(record: Run) -> tuple[Bucket, int] | None:
     """Where the index has a run: by what it waits for, and until when."""
+    waits = record.suspension
+    if record.state in WAITING and waits is not None and waits.turn is not None:
+        return "joined", 0
     match record.state:
         case "running" | "resuming":
             return "live", 0

@@ -31,6 +31,7 @@ from .foreign import told
 from .ingress import clean_text
 from .run_life import Life
 from .run_rows import bounded, resume_after, suspended
+from .wait_book import Deferral
 
 declare("run.after_suspended", "a run is recorded as suspended and its workflow still runs")
 
@@ -66,6 +67,28 @@ async def suspend(
         )
     else:
         life.end("lost")
+
+
+def held_by(
+    deferral: Deferral, turn: int, life: Life, path: str, ordinal: int, total: int | None
+) -> Suspension:
+    """The record of a run that waits for an agent's held turn. It is due when that turn is over;
+    the instant is the hold's, for whoever looks."""
+    held = f"turn {turn} of agent {deferral.agent!r} is held ({deferral.cause})"
+    return Suspension(
+        model=named(deferral.model),
+        retry_at_ms=deferral.deadline_ms,
+        resume_after_ms=deferral.deadline_ms,
+        told_by=None if deferral.deadline_ms is None else "wait",
+        path=path,
+        ordinal=ordinal,
+        total=total,
+        agent=deferral.agent,
+        turn=turn,
+        attempt=life.record.walls + 1,
+        failure=bounded(f"{held}: {deferral.reason}"),
+        since_ms=life.clock.now_ms(),
+    )
 
 
 def named(text: str | None) -> str | None:

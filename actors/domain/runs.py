@@ -38,16 +38,18 @@ from .protocol import Due, ForgetInstant, WatchInstant
 from .run_claims import Claims
 from .run_context import RunContext
 from .run_errors import InvalidRunError, RunEndedError, StepFailedError
-from .run_life import Life
+from .run_life import Life, LifeSeams
 from .run_rows import (
     ENDED,
     LIVE,
+    WAITING,
     RunId,
     bounded,
     earliest,
     pack_plain,
     unpacked,
 )
+from .run_turns import Agents
 from .run_walls import suspend, wall_of
 from .run_workflow import Workflow, other_version
 from .step_threads import StepThreads
@@ -136,6 +138,7 @@ class Runs(TrioActor):
         news: News,
         mode: HostMode,
         threads: StepThreads,
+        agents: Agents,
     ) -> None:
         super().__init__()
         self._store = store
@@ -147,6 +150,8 @@ class Runs(TrioActor):
         self._mode = mode
         self._claims = Claims(store, journal, ownership, clock, mode)
         self._threads = threads
+        self._agents = agents
+        self._seams = LifeSeams(store, journal, clock, mode, threads, agents)
         self._look_wanted = trio.Event()
         self._waiters: dict[RunId, list[Reply]] = {}
 
@@ -207,7 +212,7 @@ class Runs(TrioActor):
     async def _look(self) -> None:
         """Claim what is due, and what was live in processes that have died."""
         now_ms = self._clock.now_ms()
-        for bucket in ("waiting", "live"):
+        for bucket in ("waiting", "live", "joined"):
             after: Any = None
             while True:
                 page = list(
@@ -253,15 +258,24 @@ class Runs(TrioActor):
     def _automatic(self, record: Run) -> Run | None:
         """What becomes of a run that is due, or whose process died."""
         workflow = self.kept.workflows.get(record.workflow)
-        waits = record.state == "waiting_for_capacity"
-        if workflow is None or not (waits or record.state in LIVE):
-            return None
-        assert not waits or record.suspension is not None
-        if waits and record.suspension.resume_after_ms > self._clock.now_ms():  # type: ignore[union-attr,operator]
+        if workflow is None or not (record.state in LIVE or self._is_due(record)):
             return None
         if workflow.version != record.version:
             return self._claims.recovery(record, other_version(record, workflow))
         return self._claims.taken_up(record)
+
+    def _is_due(self, record: Run) -> bool:
+        waits = record.suspension
+        if record.state not in WAITING or waits is None:
+            return False
+        if waits.agent is not None and waits.turn is not None:
+            # Whatever held the turn: it is over by its agent's own doing, or an operator's.
+            if self._agents.is_over(waits.agent, waits.turn):
+                return True
+            self._agents.await_end(waits.agent)
+            return False
+        at_ms = waits.resume_after_ms
+        return at_ms is not None and at_ms <= self._clock.now_ms()
 
     # -- living ------------------------------------------------------------------------------
 
@@ -274,17 +288,7 @@ class Runs(TrioActor):
         owner = self._claims.owner_guard(run)
         if row is None or workflow is None or owner is None or row.record.state not in LIVE:
             return
-        life = Life(
-            run,
-            row,
-            owner,
-            self._store,
-            self._journal,
-            self._clock,
-            workflow.buffer_ms,
-            self._threads,
-            self._mode,
-        )
+        life = Life(run, row, owner, workflow.buffer_ms, self._seams)
         kept.lives[run] = life
         self.spawn(self._live, life, workflow, name=f"run {run}")
 

@@ -273,6 +273,7 @@ def plan_end(book: SlotBook, end: EndTurn, chain: Chain) -> Plan:
         state=end.state,
         ended_ms=end.at_ms,
         failures=end.failures,
+        given_back=end.give_back,
         error=end.marker[:2_000] or None,
     )
     return _finish(book, draft, end.agent, turn, record, chain)._replace(answer=receipt)

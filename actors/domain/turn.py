@@ -98,6 +98,8 @@ class TurnSeams:
     alerts: AlertDesk | None = None
     context: ContextPost | None = None
     stream: Stream | None = None
+    over: Callable[[str], object] | None = None
+    """Called with the agent's name when a turn of its has ended. Neither blocks nor raises."""
 
 
 class TurnEnded(NamedTuple):

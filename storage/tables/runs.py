@@ -31,7 +31,8 @@ RunState = Literal[
     "failed",
     "cancelled",
 ]
-Bucket = Literal["live", "waiting", "unknown", "recovery"]
+Bucket = Literal["live", "waiting", "joined", "unknown", "recovery"]
+"""`joined`: it waits for the end of an agent's turn, whose hold has its own alarm."""
 
 
 class RunKey(Record, frozen=True, kw_only=True):
@@ -66,6 +67,9 @@ class Suspension(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which of the run's recorded steps and items it is, from 0."""
     total: Seq | None = None
     """How many the workflow said there are."""
+    agent: Name | None = None
+    turn: Seq | None = None
+    """The turn of that agent whose end it waits for, where the item is one."""
     session: Name | None = None
     """The provider's own handle of the conversation, where it has one."""
     attempt: Annotated[int, Meta(ge=1)]
@@ -105,6 +109,8 @@ class RunItem(Record, frozen=True, kw_only=True):
     """`blocked`: it met exhausted capacity, or an operator said that it had no effect; it is run
     again."""
     attempts: Annotated[int, Meta(ge=1)] = 1
+    agent: Name | None = None
+    """Whose turn it is, where it is one: it is joined, and never in doubt."""
     result: Packed | None = None
     error: Text = ""
     started_ms: Instant

@@ -219,6 +219,8 @@ class Turn(Record, frozen=True, kw_only=True):
     """The round that this compile began behind; those up to it may be of another."""
     started_ms: Instant
     ended_ms: Instant | None = None
+    given_back: bool = False
+    """It was ended early, and the next turn answers what it was to answer."""
     error: Annotated[str, Meta(max_length=2_000)] | None = None
 
 

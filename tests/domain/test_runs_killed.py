@@ -174,3 +174,56 @@ def test_of_processes_that_race_for_runs_that_are_due_one_resumes_each(
     assert effects(at) == each_once(*keys)
     taken = Counter(key[0] for key, step in rows(at, "run_transitions") if step.after == "resuming")
     assert taken == Counter(keys)
+
+
+ASKING = (
+    "run.after_started:1",
+    "run.after_sent:1",
+    "turn.after_reply:1",
+    "turn.after_round:1",
+    "run.after_done:1",
+    "run.after_started:2",
+    "run.after_sent:2",
+    "turn.after_wait",
+    "turn.after_hold",
+    "run.after_suspended",
+)
+"""Places on the way to the second turn's hold."""
+JOINING = (
+    "turn.after_reply:1",
+    "turn.after_round:1",
+    "run.after_claimed",
+    "run.after_running",
+    "run.after_done:1",
+    "run.before_end",
+)
+"""Places behind it: the turn goes on first, and its run when that has ended."""
+
+
+@DRAWN
+@pytest.mark.behaviour("S-035", "S-044", "X-006", "S-064", "S-066")
+def test_run_that_asks_an_agent_sends_each_message_once_wherever_it_is_killed(
+    directories: Any, drawn: int | None, seed: int
+) -> None:
+    points = drawn_of((*ASKING, *(f"late {point}" for point in JOINING)), drawn, seed)
+    places = {point: directories(point) for point in points}
+
+    def lives(at: Path, point: str) -> list[dict[str, Any]]:
+        late, _, name = point.rpartition(" ")
+        killed = life(at, NOW + HOUR if late else NOW, name, () if late else ("k",))
+        before, after = [life(at, NOW)], [life(at, NOW)]
+        found = [*(before if late else ()), killed, *(() if late else after), life(at, NOW + HOUR)]
+        return [{**each, "workflow": "asks"} for each in found]
+
+    statuses = play(*((lives(at, point), False) for point, at in places.items()))
+    for (point, at), status in zip(places.items(), statuses, strict=True):
+        assert status.count(KILLED) == 1, f"{point} was not reached"
+        ((_, run),) = rows(at, "runs")
+        assert run.state == "completed", (point, run.reason)
+        said = [entry.message for _, entry in rows(at, "slots") if entry.role == "user"]
+        assert said == ["run:k@1/0", "run:k@1/1"], point
+        turns = [turn for _, turn in rows(at, "turns")]
+        assert [turn.state for turn in turns] == ["done", "done"], point
+        states = [record.after for _, record in rows(at, "run_transitions")]
+        assert states.count("completed") == 1
+        assert "recovery_required" not in states

@@ -18,6 +18,7 @@ from typing import Any
 import trio
 
 from abeyance.actors import (
+    AgentSpec,
     DidNotHappen,
     Happened,
     RunContext,
@@ -26,7 +27,7 @@ from abeyance.actors import (
     step_context,
 )
 from abeyance.actors.providers import CapacityExhaustedError, Exhaustion
-from abeyance.actors.testing import WallClock
+from abeyance.actors.testing import ScriptedProvider, WallClock, fail, reply
 from abeyance.storage.crashpoints import arm
 
 ITEMS = ("gather", "a", "b", "c", "close")
@@ -67,14 +68,39 @@ def workflow(ledger: Ledger, clock: WallClock) -> Any:
     return body
 
 
+QUESTIONS = ("first", "second")
+
+
+async def asks(run: RunContext, _ends_ms: int) -> Any:
+    return [await run.ask(name, "ana", f"{name}?") for name in QUESTIONS]
+
+
+def provider(clock: WallClock, ends_ms: int) -> ScriptedProvider:
+    """One that is out for the second question until an instant."""
+
+    def answer(request: Any) -> Any:
+        said = request.messages[-1].blocks[0].text
+        if said == "second?" and clock.now_ms() < ends_ms:
+            return fail(429, retry_after=(ends_ms - clock.now_ms()) / 1_000)
+        return reply(f"re {said}")
+
+    return ScriptedProvider(answer, clock=clock)
+
+
 async def play(life: dict[str, Any]) -> None:
     directory = Path(life["directory"])
     clock = WallClock(life["now_ms"])
     async with open_runtime(directory / "state", control=False, clock=clock) as runtime:
         runtime.add_workflow("five", workflow(Ledger(directory), clock), buffer_s=0)
+        name = life.get("workflow", "five")
+        if name == "asks":
+            runtime.add_workflow("asks", asks)
+            await runtime.add_agent(
+                AgentSpec(name="ana", provider=provider(clock, life["ends_ms"]), model="m")
+            )
         for key in life["start"]:
             with suppress(RunOpenError):
-                await runtime.start_run(key, "five", life["ends_ms"])
+                await runtime.start_run(key, name, life["ends_ms"])
         # Another process may end them, which no event here tells.
         with trio.fail_after(REAL_S_MAX):
             while not all(  # noqa: ASYNC110
