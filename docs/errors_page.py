@@ -102,14 +102,20 @@ FAMILIES = (
         "the caller",
         """
         InvalidInputError InvalidRecordError InvalidRequestError ProviderIncompleteError
-        MalformedRequestError InvalidFieldError
+        MalformedRequestError InvalidFieldError InvalidConfigError
         """,
     ),
     _family("Demo", "nothing outside the demo's own state was touched", "who runs it", "DemoError"),
 )
 
 INTERNAL = frozenset(
-    {"EventTooLongError", "StatedError", "UnreadableReplyError", "UnknownCrashpointError"}
+    {
+        "EventTooLongError",
+        "StatedError",
+        "UnaddressedError",
+        "UnreadableReplyError",
+        "UnknownCrashpointError",
+    }
 )
 """Never leave the module group that raises them: an adapter turns the first two into its own
 error, and the last is for whoever arms a crash point."""

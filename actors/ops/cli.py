@@ -6,7 +6,7 @@ or a usage mistake; 130 Ctrl-C. Each failure is one line on stderr; with `--json
 `{"error": {"code", "text", "field"}}` on stdout.
 
 The commands stand by what they are about: `agent_commands`, `record_commands`, `run_commands`,
-`demo_command`. What they share is in `shell`, whom they ask in `targets`.
+`serve_command`, `demo_command`. What they share is in `shell`, whom they ask in `targets`.
 
 Invariants:
     I1  What an operator changed exits with 0, whatever becomes of its output.
@@ -41,11 +41,12 @@ from abeyance.storage.errors import (
 
 from . import shell
 from .connection import HostForbiddenError
-from .errors import StateUnusableError
+from .errors import InvalidConfigError, StateUnusableError
 from .render import json_text
 
 # In the order in which the help lists their commands.
-from . import agent_commands, record_commands, run_commands, demo_command  # isort: skip  # noqa: F401
+from . import agent_commands, record_commands, run_commands  # isort: skip  # noqa: F401
+from . import serve_command, demo_command  # isort: skip  # noqa: F401
 
 TRACEBACK: Final = "ABEYANCE_TRACEBACK"
 """Set in the environment, it lets an unexpected error through with its traceback."""
@@ -56,12 +57,13 @@ _USAGE: Final[type[Exception]] = next(
 """The base of what typer raises for wrong arguments, whichever parser it carries inside."""
 
 
-_BAD_STATE: Final = (
+_UNUSABLE: Final = (
     AlreadyOpenError,
     DamagedStoreError,
     DiskFullError,
     ForeignDirectoryError,
     HostForbiddenError,
+    InvalidConfigError,
     MissingStoreError,
     NewerFormatError,
     NoFileLocksError,
@@ -108,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         text = f"{usage.format_message()} (see abeyance --help)"
         return _fail("usage", text, shell.UNUSABLE, given)
     except (AbeyanceError, StorageError) as error:
-        exit_code = shell.UNUSABLE if isinstance(error, _BAD_STATE) else shell.FAILED
+        exit_code = shell.UNUSABLE if isinstance(error, _UNUSABLE) else shell.FAILED
         code = getattr(error, "remote_code", error.code)  # Of a host's refusal, the host's own.
         return _fail(code, str(error), exit_code, given, getattr(error, "field", None))
     except OSError as error:

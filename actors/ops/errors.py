@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from abeyance.actors.core.errors import AbeyanceError
+from abeyance.actors.domain.errors import InvalidInputError
 
 
 class ControlError(AbeyanceError):
@@ -48,3 +49,9 @@ class RequestTooLargeError(ControlError):
     """The line is longer than the bound; nothing was done and the connection is closed."""
 
     code = "request_too_large"
+
+
+class InvalidConfigError(InvalidInputError):
+    """A file that declares a host is malformed; nothing was begun. `field`: the path of the key."""
+
+    code: ClassVar[str] = "invalid_config"
