@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated
 
 import typer
 
+from abeyance.actors.core.errors import AbeyanceError
 from abeyance.actors.core.tree import DEPTH, DEPTH_MAX, NODES_MAX, WIDTH, format_tree
 from abeyance.actors.domain.errors import UnknownAgentError
 from abeyance.actors.domain.ingress import check_name
@@ -14,7 +16,7 @@ from abeyance.actors.domain.mode import WITHIN_S, read_reason, read_window
 from . import shell, targets
 from .connection import HostSilentError, NoHostError
 from .render import json_text, print_quiesce, print_release, print_status, print_waits
-from .reports import TreeReport, WaitsReport
+from .reports import TreeReport, WaitReport, WaitsReport
 from .requests import EVERY_MODEL
 from .shell import AsJson, StateDir
 from .targets import Target
@@ -79,15 +81,20 @@ def release(
     if scope != EVERY_MODEL:
         check_name(scope, "model", reserved=False)
     target = targets.open_target(directory, writing=True)
+    left: tuple[WaitReport, ...] = ()
     try:
         report = target.release(agent, scope)
+        if not report.released and not as_json:
+            # A model's name may have been mistyped, which is no error: nothing of it binds.
+            with suppress(AbeyanceError):
+                left = target.waits(agent)
     finally:
         target.close()
     with shell.done_anyway("the release was done; what it lifted"):
         if as_json:
             typer.echo(json_text(report))
         else:
-            print_release(shell.console(), agent, report)
+            print_release(shell.console(), agent, report, left)
 
 
 @shell.app.command()

@@ -37,6 +37,9 @@ from .reports import (
 NOTHING = "–"
 ENTRY_CHARS_MAX = 5_000
 """Of one line of an entry."""
+TABLE_NAME_CHARS_MAX = 32
+"""A longer name, as a credential's is, stands below the table where it fits a line: in the table
+it would be broken up, and could not be copied for a release."""
 TABLE_COLUMNS_MIN = 60
 """A console narrower than this has no room for a table beside an agent's name."""
 
@@ -190,14 +193,28 @@ def print_waits(console: Console, waits: tuple[WaitReport, ...], now_ms: int) ->
     if not waits:
         console.print("No waits.")
         return
-    if console.width < TABLE_COLUMNS_MIN:
-        for wait in waits:
-            end = ends_text(wait.deadline_ms)
-            if wait.deadline_ms is not None:
-                end = f"until {end}, {_left(wait, now_ms)} left"
-            head = escaped_text(f"{wait.agent} on {wait.model}")
-            console.print(Text(f"{head}\n  {end}\n  {escaped_text(wait.reason)}"))
-        return
+    narrow = console.width < TABLE_COLUMNS_MIN
+    blocks = [
+        wait
+        for wait in waits
+        if narrow
+        or (len(wait.agent) > TABLE_NAME_CHARS_MAX and _shown(_key(wait)).cell_len <= console.width)
+    ]
+    rows = [wait for wait in waits if wait not in blocks]
+    if rows:
+        console.print(_waits_table(rows, now_ms))
+    for wait in blocks:
+        end = ends_text(wait.deadline_ms)
+        if wait.deadline_ms is not None:
+            end = f"until {end}, {_left(wait, now_ms)} left"
+        console.print(Text(f"{escaped_text(_key(wait))}\n  {end}\n  {escaped_text(wait.reason)}"))
+
+
+def _key(wait: WaitReport) -> str:
+    return f"{wait.agent} on {wait.model}"
+
+
+def _waits_table(waits: list[WaitReport], now_ms: int) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("agent", overflow="fold", min_width=6)
     table.add_column("model", overflow="fold", min_width=6)
@@ -212,7 +229,7 @@ def print_waits(console: Console, waits: tuple[WaitReport, ...], now_ms: int) ->
             _left(wait, now_ms),
             _shown(wait.reason),
         )
-    console.print(table)
+    return table
 
 
 def _left(wait: WaitReport, now_ms: int) -> str:
@@ -296,10 +313,15 @@ def print_import(console: Console, report: ImportReport) -> None:
     )
 
 
-def print_release(console: Console, agent: str, report: ReleaseReport) -> None:
-    """Print what a release lifted, and how far each record reached."""
+def print_release(
+    console: Console, agent: str, report: ReleaseReport, left: tuple[WaitReport, ...] = ()
+) -> None:
+    """Print what a release lifted, and how far each record reached; where that is nothing, what
+    binds the agent all the same."""
     if not report.released:
-        console.print(_shown(f"No wait of {agent} was binding in that scope; nothing to release."))
+        binding = f" What binds it is on {', '.join(wait.model for wait in left)}." if left else ""
+        line = f"No wait of {agent} was binding in that scope; nothing to release.{binding}"
+        console.print(_shown(line))
     for lifted in report.released:
         reach = (
             "recorded"

@@ -265,12 +265,28 @@ async def test_release_of_nothing_says_so(
 ) -> None:
     async with serving():
         assert await run("release", str(state), "ana", "--model", "m9") == 0
-        assert capsys.readouterr().out.startswith("No wait of ana was binding in that scope")
+        said = " ".join(capsys.readouterr().out.split())
+        assert said.startswith("No wait of ana was binding in that scope")
+        assert said.endswith("What binds it is on m1, m2.")
         assert await run("release", str(state), "ana", "--json") == 0
     assert [item["reach"] for item in json.loads(capsys.readouterr().out)["released"]] == [
         "recorded",
         "recorded",
     ]
+
+
+def test_name_of_a_credential_is_printed_in_one_line_that_can_be_copied(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    account = f"account:{'0123456789abcdef' * 2}"
+    waits = tuple(
+        WaitReport(agent=agent, model="m", deadline_ms=None, reason="slow", set_ms=0)
+        for agent in ("ana", account)
+    )
+    render.print_waits(Console(width=80), waits, 0)
+    printed = capsys.readouterr().out
+    assert f"{account} on m\n  until released\n  slow\n" in printed
+    assert "ana" in printed.partition(account)[0]
 
 
 def test_pending_release_says_that_its_record_is_not_in(
