@@ -25,12 +25,12 @@ from abeyance.actors.providers.port import ModelReply, ModelRequest, Permit, per
 from .accounts import Account
 from .call import give_back
 from .errors import AdmissionClosedError, CallDeferredError, InvalidInputError
-from .foreign import failure_of, reply_of
+from .foreign import failure_beside, failure_of, reply_of
 from .ingress import check_name
 from .protocol import Admit, Settle
 from .statements import statement_of
 from .streaming import unshown
-from .verdict import Streak, judge
+from .verdict import Streak, Verdict, judge
 from .wait_book import Deferral
 
 if TYPE_CHECKING:
@@ -84,7 +84,10 @@ class Auxiliary:
             try:
                 failure = failure_of(error)
             except BaseException:
-                self._settle(Settle(permit, "unknown"))
+                beside = failure_beside(error)
+                unknown = Settle(permit, "unknown")
+                # What it may have stated beside a cancellation is recorded all the same.
+                self._settle(unknown if beside is None else self._settlement(permit, beside)[0])
                 raise
             raise await self._failed(permit, failure) from error
         self._settle(Settle(permit, "succeeded"))
@@ -120,6 +123,17 @@ class Auxiliary:
     async def _failed(self, permit: Permit, error: BaseException) -> Exception:
         """Settle the permit with what was stated; return what the caller is told."""
         self._failures += 1
+        settlement, verdict = self._settlement(permit, error)
+        self._streak.failed += 1
+        # Shielded: what was stated is on its way, and the caller learns of it behind the record.
+        with trio.CancelScope(shield=True):
+            try:
+                await self._gate.ask(settlement)
+            except ActorDeadError:
+                await self._record(settlement)
+        return verdict.failure.error
+
+    def _settlement(self, permit: Permit, error: BaseException) -> tuple[Settle, Verdict]:
         verdict = judge(
             error,
             permit,
@@ -130,15 +144,8 @@ class Auxiliary:
             provider_hold=self._settings.provider_hold,
             now_ms=self._clock.now_ms(),
         )
-        self._streak.failed += 1
         settlement = Settle(permit, "failed", verdict.states, verdict.pauses, verdict.scope)
-        # Shielded: what was stated is on its way, and the caller learns of it behind the record.
-        with trio.CancelScope(shield=True):
-            try:
-                await self._gate.ask(settlement)
-            except ActorDeadError:
-                await self._record(settlement)
-        return verdict.failure.error
+        return settlement, verdict
 
     async def _record(self, settlement: Settle) -> None:
         """Hand what was stated to the ledger: the agent has ended, and its waits stay in force.
@@ -151,5 +158,13 @@ class Auxiliary:
                 await self._ledger.ask(statement)
 
     def _settle(self, settlement: Settle) -> None:
-        with suppress(ActorDeadError):  # The gate has ended, and its permits with it.
+        try:
             self._gate.tell(settlement)
+        except ActorDeadError:
+            # The gate has ended, and its permits with it; what was stated stays in force.
+            statement = statement_of(self._settings.name, settlement, self._account)
+            if statement is not None:
+                with suppress(
+                    ActorDeadError
+                ):  # The runtime has ended; nobody is left to record it.
+                    self._ledger.tell(statement)

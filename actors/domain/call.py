@@ -21,7 +21,7 @@ from abeyance.actors.core.errors import ActorDeadError
 from abeyance.actors.providers.port import ModelReply, ModelRequest, Permit, permitted
 from abeyance.storage.crashpoints import crashpoint, declare
 
-from .foreign import failure_of, reply_of
+from .foreign import failure_beside, failure_of, reply_of
 from .pauses import longest
 from .policy import GiveUp
 from .protocol import Admit, BeginPause, Settle
@@ -110,7 +110,7 @@ class Calls:
                 failure = failure_of(error)
             except BaseException:
                 self.sent = self.sent or permit.used
-                gate.tell(Settle(permit, "unknown"))
+                gate.tell(self._cut_off(permit, error))
                 raise
         else:
             gate.tell(Settle(permit, "succeeded"))
@@ -122,16 +122,7 @@ class Calls:
         """Settle the permit with what was stated; return where a policy is to decide."""
         self.failures += 1
         settings = self._settings
-        verdict = judge(
-            error,
-            permit,
-            purpose="turn",
-            failures=self.failures,
-            streak=self._streak,
-            pacing=settings.pacing,
-            provider_hold=settings.provider_hold,
-            now_ms=self._seams.clock.now_ms(),
-        )
+        verdict = self._judge(permit, error)
         # One of the calls before this one may have been: it carried the same.
         self.sent = self.sent or verdict.failure.error.sent
         # Cancelled here, the settlement is in the gate's mailbox all the same.
@@ -166,6 +157,27 @@ class Calls:
         if not verdict.failure.error.retryable:
             return Failed(f"this turn failed: {verdict.text}")
         return verdict
+
+    def _cut_off(self, permit: Permit, error: BaseException) -> Settle:
+        """The settlement of a call that a cancellation ended: what it may have stated beside that
+        is recorded all the same."""
+        failure = failure_beside(error)
+        if failure is None:
+            return Settle(permit, "unknown")
+        verdict = self._judge(permit, failure)
+        return Settle(permit, "failed", verdict.states, verdict.pauses, verdict.scope)
+
+    def _judge(self, permit: Permit, error: BaseException) -> Verdict:
+        return judge(
+            error,
+            permit,
+            purpose="turn",
+            failures=self.failures,
+            streak=self._streak,
+            pacing=self._settings.pacing,
+            provider_hold=self._settings.provider_hold,
+            now_ms=self._seams.clock.now_ms(),
+        )
 
     def _pause_s(self, verdict: Verdict) -> float | Deferral | Failed:
         """Ask the policy. What a turn should not wait out with its slot is a hold instead."""

@@ -37,6 +37,11 @@ def failure_of(error: BaseException) -> BaseException:
     return error
 
 
+def failure_beside(error: BaseException) -> BaseException | None:
+    """What of an error that passes on is a failure of its call all the same; None for nothing."""
+    return error.split(_is_failure)[0] if isinstance(error, BaseExceptionGroup) else None
+
+
 def _is_failure(error: BaseException) -> bool:
     if isinstance(error, Exception | SystemExit):
         return True

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from abeyance.actors import AgentHandle, AgentSpec, GiveUp
 from abeyance.actors.providers import AnthropicProvider
-from abeyance.actors.providers.port import ModelReply, ReplyDelta
-from abeyance.actors.testing import reply
+from abeyance.actors.providers.port import ModelReply, ModelRequest, ReplyDelta
+from abeyance.actors.testing import fail, reply
 from abeyance.actors.testing.scripted import ScriptedCall
 from abeyance.actors.testing.simulator import Answer, ProviderSimulator, WireRequest
 
@@ -68,6 +68,24 @@ async def on_the_wire(
                 yield OnTheWire(world, simulator, ana)
         finally:
             await provider.aclose()
+
+
+class Torn:
+    """A call that is told of a limit just as somebody cancels it: both are raised, in a group."""
+
+    def __init__(self) -> None:
+        self.out = trio.Event()
+
+    async def play(self, call: ScriptedCall) -> ModelReply:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.sleep_forever)
+            self.out.set()
+            try:
+                await trio.sleep_forever()
+            finally:
+                with trio.CancelScope(shield=True):
+                    await fail(429, retry_after=WAIT_S).play(call)
+        raise AssertionError
 
 
 def error_event(**fields: Any) -> dict[str, Any]:
@@ -271,6 +289,35 @@ async def test_a_provider_that_never_answers_is_asked_again_by_the_default_polic
         await wire.ana.send("go")
         await wire.ana.wait_idle()
         assert await shown(wire.ana) == ["user: go", "assistant: now"]
+
+
+@pytest.mark.behaviour("W-068", "W-094")
+@pytest.mark.parametrize("kind", ["turn", "auxiliary"])
+async def test_a_limit_that_is_stated_as_its_call_is_cut_off_is_recorded_all_the_same(
+    world: World, virtual_time: MockClock, kind: str
+) -> None:
+    torn = Torn()
+    async with world.open() as runtime:
+        ana = await world.add([torn])
+        if kind == "turn":
+            await ana.send("go")
+            await torn.out.wait()
+        else:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ana.auxiliary_call, ModelRequest(model="m", messages=()))
+                await torn.out.wait()
+                nursery.cancel_scope.cancel()
+            await wait_all_tasks_blocked()
+            (wait,) = runtime.provider_waits("ana")
+            assert wait.deadline_ms == world.clock.now_ms() + WAIT_S * 1_000
+    async with world.open() as runtime:
+        (wait,) = runtime.provider_waits("ana")
+        assert wait.model == "m"
+        ana = await world.add([reply("late")])
+        await ana.send("again")
+        await ana.wait_idle()
+        assert world.state("ana").state == "held"
+        assert len(world.providers[-1].requests) == 0
 
 
 @pytest.mark.behaviour("W-122")
