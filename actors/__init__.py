@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         UnknownWorkflowError,
     )
     from .domain.run_steps import DidNotHappen, Happened, StepContext, step_context
+    from .domain.schedule_errors import InvalidScheduleError, UnknownScheduleError
     from .domain.slot_inbox import InboxRow
     from .domain.slot_messages import Receipt
     from .domain.spec import AgentSpec
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
     from .opening import open_runtime
     from .run_status import RunReceipt, RunStatus, RunStep, RunStepped
     from .runtime import Runtime
+    from .scheduling import ScheduleOccurrence, ScheduleReceipt, ScheduleStatus
     from .status import AgentStatus, RuntimeStatus
     from .workflows import RunHandle
 
@@ -112,6 +114,7 @@ __all__ = [
     "ImportReport",
     "ImportedMessage",
     "InboxRow",
+    "InvalidScheduleError",
     "ModelChoice",
     "Pacing",
     "PairReceipt",
@@ -135,6 +138,9 @@ __all__ = [
     "RunsParkedError",
     "Runtime",
     "RuntimeStatus",
+    "ScheduleOccurrence",
+    "ScheduleReceipt",
+    "ScheduleStatus",
     "StepContext",
     "StepFailedError",
     "StreamDelta",
@@ -151,6 +157,7 @@ __all__ = [
     "TrioActor",
     "TrioFuture",
     "UnknownRunError",
+    "UnknownScheduleError",
     "UnknownWorkflowError",
     "WaitCard",
     "Webhook",
@@ -231,6 +238,7 @@ _HOMES: Final = {
         "StepContext",
         "step_context",
     ),
+    ".domain.schedule_errors": ("InvalidScheduleError", "UnknownScheduleError"),
     ".domain.slot_inbox": ("InboxRow",),
     ".domain.slot_messages": ("Receipt",),
     ".domain.spec": ("AgentSpec",),
@@ -260,6 +268,11 @@ _HOMES: Final = {
         "RunStepped",
     ),
     ".runtime": ("Runtime",),
+    ".scheduling": (
+        "ScheduleOccurrence",
+        "ScheduleReceipt",
+        "ScheduleStatus",
+    ),
     ".status": (
         "AgentStatus",
         "RuntimeStatus",

@@ -102,6 +102,8 @@ def status_of(store: Store, run: RunId, record: Run) -> RunStatus:
         started_ms=record.started_ms,
         changed_ms=record.changed_ms,
         result=unpacked(record.result),
+        schedule=record.schedule,
+        due_ms=record.due_ms,
     )
 
 

@@ -51,6 +51,9 @@ class RunStatus:
     started_ms: int
     changed_ms: int
     result: Any
+    schedule: str | None = None
+    """The schedule that started it, and when that was due."""
+    due_ms: int | None = None
 
     @property
     def ended(self) -> bool:

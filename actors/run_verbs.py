@@ -32,6 +32,10 @@ class RunVerbs:
     def _permitted(self, verb: str, agent: str, requester: str, door: Door) -> str:
         raise NotImplementedError
 
+    def _stir_schedules(self) -> None:
+        """What is due may wait for the workflow that was just added."""
+        raise NotImplementedError
+
     def add_workflow(
         self,
         name: str,
@@ -62,6 +66,7 @@ class RunVerbs:
         """
         self._check_open()
         self._workflows.add(name, function, version, finalisers, buffer_s)
+        self._stir_schedules()
 
     async def start_run(
         self,

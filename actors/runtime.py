@@ -69,8 +69,11 @@ from .domain.reminders import NAME as REMINDERS
 from .domain.reminders import DurableReminders, Reminders
 from .domain.requesters import Admin, Door, OperatorAct, check_permitted, read_requester
 from .domain.rings import WaitRings
+from .domain.run_claims import Claims
 from .domain.runs import NAME as RUNS
 from .domain.runs import LookForRuns, News, Runs
+from .domain.schedules import NAME as SCHEDULES
+from .domain.schedules import Schedules
 from .domain.slot_inbox import InboxRow, check_listing, read_inbox
 from .domain.spec import AgentSpec, check_spec
 from .domain.step_threads import StepThreads
@@ -86,7 +89,8 @@ from .members import Member, Parking
 from .quiescence import Quiescence
 from .replays import actor_of, read_page, replay
 from .run_agents import RunAgents
-from .run_verbs import RunVerbs
+from .schedule_verbs import ScheduleVerbs
+from .scheduling import Scheduling
 from .status import AgentHealth, RuntimeStatistics, RuntimeStatus
 from .workflows import Workflows
 
@@ -98,7 +102,7 @@ EVERY_AGENT: Final = "*"
 _logger = Log(__name__)
 
 
-class Runtime(RunVerbs):
+class Runtime(ScheduleVerbs):
     """An open runtime. Made by `open_runtime`."""
 
     def __init__(
@@ -191,7 +195,9 @@ class Runtime(RunVerbs):
         self._journal: TrioActorRef[Journal] = root.refs["journal"]
         self._ledger: TrioActorRef[Ledger] = root.refs["ledger"]
         self._alarm: TrioActorRef[Alarm] = root.refs["alarm"]
-        await self._start_runs()
+        news = News()
+        await self._start_runs(news)
+        await self._start_schedules(news)
         self._conversations = Conversations(self)
         self._runs = EphemeralRuns(self)
         slots = await system.start_supervisor(
@@ -249,9 +255,9 @@ class Runtime(RunVerbs):
         bodies.start_soon(self._runs.close_interrupted)
         bodies.start_soon(self._quiescence.watch)
 
-    async def _start_runs(self) -> None:
+    async def _start_runs(self, news: News) -> None:
         """Start who executes runs, in a group of its own that parks: agents go on without it."""
-        system, store, clock, news = self._system, self._store, self.clock, News()
+        system, store, clock = self._system, self._store, self.clock
         threads = StepThreads(f"{self._store_id} {self.directory.resolve()}")
 
         def parked(error: BaseException) -> None:
@@ -299,6 +305,38 @@ class Runtime(RunVerbs):
             lambda run, state: system.emit(RunChanged, run=run, state=state),
             threads,
         )
+
+    async def _start_schedules(self, news: News) -> None:
+        """Start who starts runs by schedules, in a group of its own that parks, too."""
+        store, clock, runs = self._store, self.clock, self._own_groups[RUNS].refs[RUNS]
+        group = await self._system.start_supervisor(
+            SupervisorSpec(
+                id=SCHEDULES,
+                children=(
+                    ChildSpec(
+                        SCHEDULES,
+                        Schedules,
+                        (
+                            store,
+                            self._journal,
+                            self._alarm,
+                            runs,
+                            Claims(store, self._journal, self._ownership, clock, self._mode),
+                            clock,
+                            self._mode,
+                            self._workflows.find,
+                            news,
+                        ),
+                        name=SCHEDULES,
+                    ),
+                ),
+                on_exhausted="park",
+                on_parked=lambda _parked, error: self._desk.parked_schedules(error),
+            ),
+            parent=self._root,
+        )
+        self._scheduling = Scheduling(store, self._journal, group.refs[SCHEDULES], clock)
+        self._own_groups[SCHEDULES] = group
 
     # -- agents ------------------------------------------------------------------------------
 
@@ -467,7 +505,8 @@ class Runtime(RunVerbs):
         asked is logged.
 
         Args:
-            group: `runs`, which executes runs, or `alerts`, which raises and delivers them.
+            group: `runs`, which executes runs, `schedules`, which starts them by schedules, or
+                `alerts`, which raises and delivers alerts.
             requester: Who asks, as for `release_provider_wait`; so is `door`.
         Returns:
             Whether it was parked.
@@ -552,6 +591,7 @@ class Runtime(RunVerbs):
         with self._lifetime.answers():
             receipt = await self._quiescence.resume(by)
         self._workflows.look()
+        self._scheduling.look()
         return receipt
 
     # -- waits -------------------------------------------------------------------------------
@@ -874,9 +914,10 @@ class Runtime(RunVerbs):
         """End every live turn with its wakes given back; what is durable stays where it is."""
         with trio.move_on_after(STOP_DEADLINE_S, shield=True):
             await self._lifetime.end()
-            if self._root is None or RUNS not in self._own_groups:
+            if self._root is None or SCHEDULES not in self._own_groups:
                 return  # It had not come up, or has gone down.
             self._workflows.close()
+            self._scheduling.stop()
             async with trio.open_nursery() as nursery:
                 # Together: an item of a run may wait for an ephemeral one.
                 nursery.start_soon(self._workflows.stop)

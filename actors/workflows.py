@@ -353,6 +353,10 @@ class Workflows:
             with trio.move_on_after(WAIT_LOOK_S):
                 await stirred.wait()
 
+    def find(self, name: str) -> Workflow | None:
+        """A workflow that was added here, by its name; none while nobody here executes runs."""
+        return None if self._group.state == "parked" else self._known.get(name)
+
     def _workflow(self, name: object) -> Workflow:
         check_name(name, "workflow")
         workflow = self._known.get(str(name))

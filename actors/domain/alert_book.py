@@ -45,8 +45,8 @@ class Alert:
 
     Attributes:
         id: Its number, for ever; None where the store could not take it yet.
-        kind: `provider_wait`, `agent_parked`, `runs_parked` or `context_unreadable`; `unreadable`
-            for a row of the alerts that cannot be trusted.
+        kind: `provider_wait`, `agent_parked`, `runs_parked`, `schedules_parked` or
+            `context_unreadable`; `unreadable` for a row of the alerts that cannot be trusted.
         agent: Whom it concerns; `framework` where it concerns all.
         model: Which model; `*` where it concerns all.
         text: What there is to know and what can be done, in one line.
@@ -190,6 +190,12 @@ def alert_text(raised: RaiseAlert, directory: str) -> str:
             "goes on until it is unparked; all that is recorded of them stays. Mend the cause, "
             "then unpark('runs')."
         )
+    elif raised.kind == "schedules_parked":
+        text = (
+            f"What starts runs by schedules crashed too often and is parked: {reason}. No schedule "
+            "starts a run in this process until it is unparked; what is due stays due. Mend the "
+            "cause, then unpark('schedules')."
+        )
     elif raised.kind == "context_unreadable":
         text = (
             f"The summary of agent {agent}'s older messages cannot be read: {reason}. No message "
@@ -291,6 +297,13 @@ class AlertDesk:
         episode = f"parked:{self._process}:{self._parked}"
         reason = f"{type(error).__name__}: {error}"
         self.tell(RaiseAlert("runs_parked", FRAMEWORK, EVERY, "parked", reason, None, episode))
+
+    def parked_schedules(self, error: BaseException) -> None:
+        """What starts runs by schedules crashed too often."""
+        self._parked += 1
+        episode = f"parked:{self._process}:{self._parked}"
+        reason = f"{type(error).__name__}: {error}"
+        self.tell(RaiseAlert("schedules_parked", FRAMEWORK, EVERY, "parked", reason, None, episode))
 
     def tell(self, message: RaiseAlert | LookAtAgent) -> None:
         """Tell the actor. Neither waits nor raises."""

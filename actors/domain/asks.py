@@ -2,7 +2,7 @@
 
     host, runtime > agent > turn > slot, gate > ledger > journal
                     context > gate, journal
-                                archive, reminders, alerts, runs > journal
+                                archive, reminders, alerts, runs, schedules > journal
 
 A turn is its agent's task: what it asks counts as the agent's. A test walks this table and finds
 no cycle; an ask that is not in it raises when it is sent.
@@ -23,6 +23,7 @@ ASKS: Final[dict[str, frozenset[str]]] = {
     "reminders": frozenset({"journal"}),
     "alerts": frozenset({"journal"}),
     "runs": frozenset({"journal"}),
+    "schedules": frozenset({"journal"}),
     "alarm": frozenset(),
     "journal": frozenset(),
 }

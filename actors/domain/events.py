@@ -269,6 +269,24 @@ class RunChanged(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleOccurred(Event):
+    """It was decided what becomes of an occurrence of a schedule; the store has it.
+
+    Attributes:
+        schedule: Its name.
+        due_ms: When it was due; of several that were missed the first.
+        outcome: `started`, `skipped` or `missed`.
+        run: The run that was started, or that kept it from starting.
+    """
+
+    kind: ClassVar[str] = "schedule_occurred"
+    schedule: str
+    due_ms: int
+    outcome: str
+    run: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CommitOverdue(Event):
     """A commit has been out for longer than `OVERDUE_S`. Once a commit.
 

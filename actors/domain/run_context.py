@@ -59,6 +59,11 @@ class RunContext:
         return self._life.run.key
 
     @property
+    def due_ms(self) -> int | None:
+        """When the schedule that started the run was due; None where none did."""
+        return self._life.record.due_ms
+
+    @property
     def choice(self) -> ModelChoice | None:
         """The model that an operator chose to go on with, where one did."""
         chosen: Choice | None = self._life.record.choice

@@ -10,6 +10,7 @@ from .contexts import Context
 from .kept import DeadLetter, Delivery, Quarantined, Reminder
 from .ownership import Changes, Mode, Owner, Process, Sequence, StoreMeta
 from .runs import Run, RunIndexed, RunItem, RunKey, RunTransition
+from .schedules import Occurrence, Schedule, ScheduleIndexed
 from .slots import Body, Carried, Entry, Head, Inboxed, Lease, MessageId, ToolCall, Turn, Wake
 from .waits import Alert, Alerted, AlertOwed, LogLine, Override, Wait, WaitReleased
 
@@ -53,6 +54,9 @@ TABLES: Final[dict[str, Table]] = {
         Table("run_items", (str, int, int), (RunItem,)),
         Table("run_transitions", (str, int, int), (RunTransition,)),
         Table("run_index", (str, int, str, int), (RunIndexed,)),
+        Table("schedules", (str,), (Schedule,)),
+        Table("schedule_index", (int, str), (ScheduleIndexed,)),
+        Table("occurrences", (str, int), (Occurrence,)),
         Table("reminders", (str, str), (Reminder,)),
         Table("deliveries", (str, str), (Delivery,)),
         Table("alerts", (int,), (Alert,), append=True),

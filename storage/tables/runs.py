@@ -92,6 +92,10 @@ class Run(Record, frozen=True, kw_only=True):
     """Why it failed, was cancelled, or cannot go on by itself."""
     suspension: Suspension | None = None
     choice: Choice | None = None
+    schedule: Name | None = None
+    """The schedule that started it, where one did."""
+    due_ms: Instant | None = None
+    """When that was due."""
     walls: Seq = 0
     """How often it met exhausted capacity."""
     lives: Annotated[int, Meta(ge=1)] = 1

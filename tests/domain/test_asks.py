@@ -64,6 +64,7 @@ async def test_each_actor_of_a_runtime_has_the_role_the_table_knows(
             "ledger": "ledger",
             "reminders": "reminders",
             "runs": "runs",
+            "schedules": "schedules",
             "alerts": "alerts",
             "alarm": "alarm",
             "slot:ana": "slot",

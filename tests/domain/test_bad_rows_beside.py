@@ -52,6 +52,7 @@ ELSEWHERE = {
     **dict.fromkeys(
         ("runs", "run_items", "run_keys", "run_index", "run_transitions"), "test_bad_rows_of_runs"
     ),
+    **dict.fromkeys(("schedules", "schedule_index", "occurrences"), "test_bad_rows_of_schedules"),
 }
 
 

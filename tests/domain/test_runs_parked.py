@@ -16,14 +16,14 @@ from .test_runs import HOUR, Effects, five, wall
 from .world import World, shown, until
 
 
-async def parked(world: World) -> None:
-    """Kill what executes runs until its group is parked."""
+async def parked(world: World, actor: str = "runs") -> None:
+    """Kill what executes runs, or another actor of a group of its own, until that is parked."""
     incarnation = -1
     while not world.runtime.system.parked_groups():
-        found = world.ref("runs").statistics()
+        found = world.ref(actor).statistics()
         if found.state == "running" and found.incarnation != incarnation:
             incarnation = found.incarnation
-            world.ref("runs").kill("by a test")
+            world.ref(actor).kill("by a test")
         await trio.sleep(0.1)
 
 

@@ -89,6 +89,13 @@ RUNTIME_VERBS: dict[str, Callable[[Any], Any]] = {
     "run_steps": lambda runtime: runtime.run_steps("k"),
     "runs": lambda runtime: runtime.runs(),
     "wait_run": lambda runtime: runtime.wait_run("k"),
+    "add_schedule": lambda runtime: runtime.add_schedule("s", "w", every=60),
+    "occurrences": lambda runtime: runtime.occurrences("s"),
+    "pause_schedule": lambda runtime: runtime.pause_schedule("s", requester="o"),
+    "remove_schedule": lambda runtime: runtime.remove_schedule("s", requester="o"),
+    "resume_schedule": lambda runtime: runtime.resume_schedule("s", requester="o"),
+    "schedule": lambda runtime: runtime.schedule("s"),
+    "schedules": lambda runtime: runtime.schedules(),
     "start_run": lambda runtime: runtime.start_run("k", "w"),
     "use_fallback": lambda runtime: runtime.use_fallback(
         "k", provider="p", model="m", requester="o"

@@ -28,6 +28,8 @@ from abeyance.storage.tables.blocks import TextBlock, ToolResultBlock, ToolUseBl
 REAL_S_MAX = 60.0
 """How long a condition may take to hold, in real time: a bound for tests that fail."""
 SCHEMA = {"type": "object", "properties": {}}
+OWN = ("journal", "archive", "ledger", "alarm", "reminders", "alerts", "runs", "schedules")
+"""Actors that a runtime has one of."""
 
 
 class OutsideWork:
@@ -114,7 +116,7 @@ class World:
 
     def ref(self, actor: str, agent: str = "ana") -> Any:
         """The ref of an actor: agent, gate or slot of an agent, or one of the runtime's own."""
-        own = actor in ("journal", "archive", "ledger", "alarm", "reminders", "alerts", "runs")
+        own = actor in OWN
         found = self.runtime._system.find(actor if own else f"{actor}:{agent}")
         assert found is not None
         return found

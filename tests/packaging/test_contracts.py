@@ -40,6 +40,8 @@ PLANTS = [
     Plant("lmdb", "actors/ops/protocol.py", "import lmdb"),
     Plant("msgpack", "storage/keys.py", "import msgpack"),
     Plant("msgpack", "actors/domain/errors.py", "import msgpack"),
+    Plant("cronsim", "actors/domain/schedules.py", "import cronsim"),
+    Plant("cronsim", "storage/keys.py", "from cronsim import CronSim"),
     Plant("prometheus", "actors/core/clock.py", "import prometheus_client"),
     Plant("prometheus", "actors/ops/control.py", "from prometheus_client import Gauge"),
     Plant("opentelemetry", "actors/core/serving.py", "from opentelemetry import context"),

@@ -55,6 +55,7 @@ from abeyance.storage.tables.runs import (
     RunTransition,
     Suspension,
 )
+from abeyance.storage.tables.schedules import DrawsOn, Occurrence, Schedule, ScheduleIndexed
 from abeyance.storage.tables.slots import (
     Body,
     Carried,
@@ -146,6 +147,21 @@ RECORDS = {
     "run_items": RunItem(path="a/b", state="done", result=b"\xc0", started_ms=1, ended_ms=2),
     "run_transitions": RunTransition(before=None, after="running", by="host", at_ms=1),
     "run_index": RunIndexed(workflow="report"),
+    "schedules": Schedule(
+        workflow="report",
+        run_key="nightly",
+        params=b"\xc0",
+        anchor_ms=1,
+        cron="0 3 * * *",
+        zone="Europe/Vienna",
+        draws_on=(DrawsOn(credential=None, model="m"),),
+        next_ms=2,
+        by="host",
+        added_ms=1,
+        changed_ms=1,
+    ),
+    "schedule_index": ScheduleIndexed(),
+    "occurrences": Occurrence(due_ms=1, outcome="skipped", cause="run_open", run="k@1", at_ms=1),
     "reminders": Reminder(due_ms=5, every_ms=7, body=b"\xc0", set_ms=1),
     "deliveries": Delivery(deliveries=2, process="nonce", at_ms=1),
     "dead_letters": DeadLetter(
