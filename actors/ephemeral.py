@@ -129,6 +129,7 @@ class EphemeralRun:
             store=runtime._store,
             runner=runtime._runner,
             clock=runtime.clock,
+            usage=runtime._groups.usage_of(settings),
         )
         streak = Streak()
         while True:

@@ -48,8 +48,10 @@ from .domain.slot_view import SlotView
 from .domain.streaming import Stream
 from .domain.tools import ToolRunner
 from .domain.turn import TurnSeams, TurnSettings
+from .domain.usage_book import AccountUsage, UsageBook
 from .domain.wait_book import WaitBook
 from .members import Member, Parking, SlotHome
+from .providers.credentials import credential_of
 
 
 class Groups:
@@ -70,6 +72,7 @@ class Groups:
         salt: str,
         mode: HostMode,
         over: Callable[[str], object],
+        usage: UsageBook,
     ) -> None:
         self._system = system
         self._root = root
@@ -84,6 +87,7 @@ class Groups:
         self._salt = salt
         self._mode = mode
         self._over = over
+        self._usage = usage
         self._homes: dict[str, SlotHome] = {}
         """The slots that run here for agents that were added, by name."""
         self._entering: dict[str, trio.Lock] = {}
@@ -93,11 +97,14 @@ class Groups:
 
     def _account(self, settings: TurnSettings) -> Account | None:
         """What the provider says its credential is, as a fingerprint; where the host wants that."""
-        declare = getattr(settings.provider, "credential", None)
-        if self._accounts is None or not callable(declare):
+        if self._accounts is None:
             return None
-        name = declare(self._salt)
-        return Account(name, self._accounts) if isinstance(name, str) and name else None
+        name = credential_of(settings.provider, self._salt)
+        return None if name is None else Account(name, self._accounts)
+
+    def usage_of(self, settings: TurnSettings) -> AccountUsage:
+        """Where the usage readings go that an agent's calls bring."""
+        return AccountUsage(self._usage, credential_of(settings.provider, self._salt))
 
     async def own(self, name: str, slot: str | None = None) -> None:
         """Take the owner rows of an agent and its slot, by compare-and-set.
@@ -267,7 +274,7 @@ class Groups:
         parking: Parking,
     ) -> Member:
         name, slot, agent_view = settings.name, home.group.refs["slot"], AgentView()
-        account = self._account(settings)
+        account, usage = self._account(settings), self.usage_of(settings)
         stream = Stream()
         post = None
         if settings.context is not None:
@@ -285,6 +292,7 @@ class Groups:
                 context=post,
                 stream=stream,
                 over=self._over,
+                usage=usage,
             )
             return (settings, seams, self._alarm, self._ledger, agent_view, self._mode)
 
@@ -307,11 +315,13 @@ class Groups:
             ),
             parent=self._root,
         )
-        auxiliary = Auxiliary(settings, group.refs["gate"], self._ledger, self._clock, account)
+        auxiliary = Auxiliary(
+            settings, group.refs["gate"], self._ledger, self._clock, account, usage
+        )
         keeper = None
         if post is not None:
             try:
-                keeper = await self._start_keeper(settings, post, group, agent_view, account)
+                keeper = await self._start_keeper(settings, post, group, agent_view, account, usage)
             except BaseException:
                 await group.stop()
                 raise
@@ -336,6 +346,7 @@ class Groups:
         group: Supervisor,
         view: AgentView,
         account: Account | None,
+        usage: AccountUsage,
     ) -> Supervisor:
         """Start the keeper of an agent's context, in a group of its own that parks: whatever
         becomes of it, turns go on."""
@@ -352,7 +363,7 @@ class Groups:
             gate=gate,
             alarm=self._alarm,
             clock=self._clock,
-            auxiliary=Auxiliary(settings, gate, self._ledger, self._clock, account),
+            auxiliary=Auxiliary(settings, gate, self._ledger, self._clock, account, usage),
             post=post,
             activity=view,
         )

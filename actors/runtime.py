@@ -78,6 +78,7 @@ from .domain.slot_inbox import InboxRow, check_listing, read_inbox
 from .domain.spec import AgentSpec, check_spec
 from .domain.step_threads import StepThreads
 from .domain.tools import ToolRunner
+from .domain.usage_book import UsageBook
 from .domain.wait_book import ProviderWait, WaitBook
 from .domain.waits import Ledger
 from .ephemeral import EphemeralRuns
@@ -86,6 +87,8 @@ from .handle import AgentHandle
 from .importing import import_file
 from .lifetime import Lifetime
 from .members import Member, Parking
+from .providers.credentials import credential_of
+from .providers.windows import UsageReading
 from .quiescence import Quiescence
 from .replays import actor_of, read_page, replay
 from .run_agents import RunAgents
@@ -133,6 +136,7 @@ class Runtime(ScheduleVerbs):
         self._sinks = tuple(sinks)
         self._desk = AlertDesk(store.nonce)
         self._waits.episodes.watcher = self._desk
+        self._usage = UsageBook(store, clock)
         self._archive = ArchiveBook(store, system)
         self._counts = DurableCounts(store, clock, self._archive.forget_delivery)
         self._mode = HostMode(store)
@@ -193,6 +197,7 @@ class Runtime(ScheduleVerbs):
         # At once: a start that is cancelled below is to be stopped, too.
         self._root = root
         self._journal: TrioActorRef[Journal] = root.refs["journal"]
+        self._usage.attach(self._journal)
         self._ledger: TrioActorRef[Ledger] = root.refs["ledger"]
         self._alarm: TrioActorRef[Alarm] = root.refs["alarm"]
         news = News()
@@ -250,6 +255,7 @@ class Runtime(ScheduleVerbs):
             self._store_id,
             self._mode,
             self._run_agents.turn_over,
+            self._usage,
         )
         self._quiescence = Quiescence(self, self._mode)
         bodies.start_soon(self._runs.close_interrupted)
@@ -326,6 +332,7 @@ class Runtime(ScheduleVerbs):
                             self._mode,
                             self._workflows.find,
                             news,
+                            self._usage,
                         ),
                         name=SCHEDULES,
                     ),
@@ -740,6 +747,17 @@ class Runtime(ScheduleVerbs):
         self._check_open()
         check_after(after, limit)
         return tuple(read_alerts(self._store, after=after, limit=limit))
+
+    def usage(self, provider: object) -> UsageReading | None:
+        """The newest usage reading of the account that a provider calls with, from whatever call of
+        whatever process brought it; None where none is known. Not a checkpoint.
+
+        Raises:
+            RuntimeClosedError: The runtime has ended.
+        """
+        self._check_open()
+        credential = credential_of(provider, self._store_id)
+        return None if credential is None else self._usage.reading(credential)
 
     # -- what was not handled ----------------------------------------------------------------
 

@@ -5,12 +5,18 @@ Runs in: the caller's task, on the loop thread.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
+from abeyance.storage.tables.schedules import ACCOUNTS_MAX, DrawsOn
+
+from .domain.ingress import check_name
 from .domain.requesters import Door
 from .domain.run_errors import UnknownWorkflowError
 from .domain.run_rows import check_key
+from .domain.schedule_errors import InvalidScheduleError
 from .domain.timetable import check_seconds, check_timetable
+from .providers.credentials import credential_of
 from .run_verbs import RunVerbs
 from .scheduling import Plan, ScheduleOccurrence, ScheduleReceipt, ScheduleStatus, Scheduling
 
@@ -21,6 +27,7 @@ class ScheduleVerbs(RunVerbs):
     """The part of a runtime that is about schedules."""
 
     _scheduling: Scheduling
+    _store_id: str
     clock: Any
 
     def _stir_schedules(self) -> None:
@@ -37,6 +44,7 @@ class ScheduleVerbs(RunVerbs):
         zone: str | None = None,
         key: str | None = None,
         late_s: float | None = None,
+        draws_on: Sequence[tuple[object, str]] = (),
         requester: str = "host",
         door: Door = "api",
     ) -> ScheduleReceipt:
@@ -66,6 +74,11 @@ class ScheduleVerbs(RunVerbs):
             key: Of the runs. None is the name.
             late_s: How late an occurrence may start, 60 to 31,622,400; later it is recorded as
                 missed. None: however late.
+            draws_on: Up to 16 pairs of a provider and a model that its runs may call. While the
+                last usage readings of all their accounts say that a window is used up until an
+                instant, an occurrence is skipped. An account without a reading, or a window that
+                ends nobody knows when, keeps no run from starting. Of a provider its account's
+                fingerprint is stored.
             requester, door: As for `release_provider_wait`.
         Raises:
             InvalidScheduleError, InvalidRunError, InvalidNameError: Names the field; nothing was
@@ -85,6 +98,7 @@ class ScheduleVerbs(RunVerbs):
             params,
             check_timetable(every, cron, zone, self.clock.now_ms()),
             None if late_s is None else check_seconds(late_s, "late_s", LATE_MS_MIN),
+            self._draws_on(draws_on),
         )
         if not isinstance(workflow, str) or self._workflows.find(workflow) is None:
             raise UnknownWorkflowError(
@@ -175,6 +189,21 @@ class ScheduleVerbs(RunVerbs):
         """
         self._check_open()
         return self._scheduling.occurrences(check_key(name, "name"), before, limit)
+
+    def _draws_on(self, pairs: object) -> tuple[DrawsOn, ...]:
+        if not isinstance(pairs, Sequence) or isinstance(pairs, str) or len(pairs) > ACCOUNTS_MAX:
+            raise InvalidScheduleError("draws_on", f"must be up to {ACCOUNTS_MAX} pairs")
+        found: list[DrawsOn] = []
+        for place, pair in enumerate(pairs):
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                raise InvalidScheduleError(
+                    f"draws_on[{place}]", "must be a pair of a provider and a model"
+                )
+            provider, model = pair
+            check_name(model, f"draws_on[{place}]")
+            credential = credential_of(provider, self._store_id)
+            found.append(DrawsOn(credential=credential, model=model))
+        return tuple(found)
 
     def _admit_verb(self, verb: str, name: str, requester: str, door: Door) -> str:
         self._check_open()

@@ -16,7 +16,7 @@ import trio
 from msgspec.structs import replace
 
 from abeyance.storage.store import Committed, Row, Store
-from abeyance.storage.tables.schedules import KEPT_MAX, Occurrence, Schedule
+from abeyance.storage.tables.schedules import KEPT_MAX, DrawsOn, Occurrence, Schedule
 from abeyance.storage.tables.waits import LogLine
 
 from .core import TrioActorRef
@@ -93,6 +93,7 @@ class Plan(NamedTuple):
     params: Any
     timetable: Timetable
     late_ms: int | None
+    draws_on: tuple[DrawsOn, ...]
 
 
 class Scheduling:
@@ -138,6 +139,7 @@ class Scheduling:
                 cron=table.cron,
                 zone=table.zone,
                 late_ms=plan.late_ms,
+                draws_on=plan.draws_on,
                 next_ms=table._replace(anchor_ms=now_ms).after(now_ms),
                 by=by,
                 added_ms=now_ms,

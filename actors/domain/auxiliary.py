@@ -30,6 +30,7 @@ from .ingress import check_name
 from .protocol import Admit, Settle
 from .statements import statement_of
 from .streaming import unshown
+from .usage_book import AccountUsage
 from .verdict import Streak, Verdict, judge
 from .wait_book import Deferral
 
@@ -47,12 +48,14 @@ class Auxiliary:
         ledger: Any,
         clock: Clock,
         account: Account | None = None,
+        usage: AccountUsage | None = None,
     ) -> None:
         self._settings = settings
         self._gate = gate
         self._ledger = ledger
         self._clock = clock
         self._account = account
+        self._usage = usage
         self._streak = Streak()
         self._failures = 0
 
@@ -81,6 +84,7 @@ class Auxiliary:
                 returned = await self._settings.provider.call(request, unshown)
             reply = reply_of(returned, permit)
         except BaseException as error:
+            self._take_usage(permit)
             try:
                 failure = failure_of(error)
             except BaseException:
@@ -90,9 +94,14 @@ class Auxiliary:
                 self._settle(unknown if beside is None else self._settlement(permit, beside)[0])
                 raise
             raise await self._failed(permit, failure) from error
+        self._take_usage(permit)
         self._settle(Settle(permit, "succeeded"))
         self._streak.clear()
         return reply
+
+    def _take_usage(self, permit: Permit) -> None:
+        if self._usage is not None:
+            self._usage.take(permit)
 
     async def _admitted(self, model: str) -> Permit:
         try:

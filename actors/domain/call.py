@@ -106,6 +106,7 @@ class Calls:
             reply = reply_of(returned, permit)
         except BaseException as error:  # noqa: BLE001 - judged, settled, and told on from there.
             self._showing.void()
+            self._take_usage(permit)
             try:
                 failure = failure_of(error)
             except BaseException:
@@ -113,10 +114,16 @@ class Calls:
                 gate.tell(self._cut_off(permit, error))
                 raise
         else:
+            self._take_usage(permit)
             gate.tell(Settle(permit, "succeeded"))
             self._streak.clear()
             return reply
         return await self._failed(permit, failure)
+
+    def _take_usage(self, permit: Permit) -> None:
+        """Ahead of the settlement, and of the round: whatever is admitted next may ask for it."""
+        if self._seams.usage is not None:
+            self._seams.usage.take(permit)
 
     async def _failed(self, permit: Permit, error: BaseException) -> Deferral | Failed | Verdict:
         """Settle the permit with what was stated; return where a policy is to decide."""

@@ -12,7 +12,9 @@ Invariants:
         as it is; the others are recorded as missed. They never start one run each.
     I4  A schedule whose workflow no process has registered, and every schedule of a quiesced host,
         stays due.
-    I5  A bad row of one schedule holds exactly that schedule.
+    I5  No run starts while every account that it may draw on is known to be out until an instant
+        that is known; what is not known keeps none from starting.
+    I6  A bad row of one schedule holds exactly that schedule.
 
 Runs in: the loop thread; looking is a task of the incarnation.
 """
@@ -30,6 +32,7 @@ from abeyance.actors.core import TrioActor
 from abeyance.actors.core.clock import Clock
 from abeyance.actors.core.errors import AbeyanceError, ActorDeadError
 from abeyance.actors.core.logs import Log
+from abeyance.actors.providers.instants import render_instant
 from abeyance.storage.crashpoints import crashpoint, declare
 from abeyance.storage.errors import StoreClosedError
 from abeyance.storage.store import Committed, Guard, Request, Row, Store
@@ -46,6 +49,7 @@ from .run_workflow import Workflow
 from .runs import Begin, News
 from .schedule_rows import change, due, earliest, known, mended, stray
 from .timetable import timetable_of
+from .usage_book import Spent, UsageBook
 
 declare("schedule.after_occurrence", "an occurrence is recorded and its run has not begun")
 
@@ -99,6 +103,7 @@ class Schedules(TrioActor):
         mode: HostMode,
         workflow: Callable[[str], Workflow | None],
         news: News,
+        usage: UsageBook,
     ) -> None:
         super().__init__()
         self._store = store
@@ -110,6 +115,7 @@ class Schedules(TrioActor):
         self._mode = mode
         self._workflow = workflow
         self._news = news
+        self._usage = usage
         self._look_wanted = trio.Event()
 
     @classmethod
@@ -286,6 +292,17 @@ class Schedules(TrioActor):
                 at_ms=now_ms,
             )
             return None, None, (Guard("run_keys", (key,), row.counter),), skipped
+        spent = self._spent(record)
+        if spent is not None:
+            skipped = Occurrence(
+                due_ms=due_ms,
+                until_ms=spent.until_ms,
+                outcome="skipped",
+                cause="capacity",
+                reason=f"window {spent.window!r} is used up until {render_instant(spent.until_ms)}",
+                at_ms=now_ms,
+            )
+            return None, None, (), skipped
         run = RunId(key, 1 if row is None else row.record.generation + 1)
         first = Run(
             workflow=workflow.name,
@@ -308,6 +325,18 @@ class Schedules(TrioActor):
         )
         started = Occurrence(due_ms=due_ms, outcome="started", run=str(run), at_ms=now_ms)
         return run, start, (), started
+
+    def _spent(self, record: Schedule) -> Spent | None:
+        """Until when every account that the run may draw on is known to be out; the soonest."""
+        found: list[Spent] = []
+        for each in record.draws_on:
+            if each.credential is None:
+                return None
+            spent = self._usage.spent(each.credential, each.model)
+            if spent is None:
+                return None
+            found.append(spent)
+        return min(found, key=lambda spent: spent.until_ms, default=None)
 
     def _tell_of(self, name: str, found: list[Occurrence], run: RunId | None) -> None:
         for each in found:

@@ -47,6 +47,7 @@ from .slot_messages import (
 from .slot_rows import read_content, read_placed, read_rows
 from .streaming import Showing, Stream
 from .tools import Tool, ToolRunner
+from .usage_book import AccountUsage
 from .verdict import Streak
 from .views import View, read_view, size_of
 from .wait_book import Deferral
@@ -100,6 +101,7 @@ class TurnSeams:
     stream: Stream | None = None
     over: Callable[[str], object] | None = None
     """Called with the agent's name when a turn of its has ended. Neither blocks nor raises."""
+    usage: AccountUsage | None = None
 
 
 class TurnEnded(NamedTuple):

@@ -15,3 +15,12 @@ def fingerprint(secret: str, salt: str) -> str:
         32 hexadecimal digits.
     """
     return hashlib.blake2b(secret.encode(), key=salt.encode()[:64], digest_size=16).hexdigest()
+
+
+def credential_of(provider: object, salt: str) -> str | None:
+    """What a provider says its credential is, as a fingerprint; None where it does not say."""
+    declare = getattr(provider, "credential", None)
+    if not callable(declare):
+        return None
+    name = declare(salt)
+    return name if isinstance(name, str) and name else None

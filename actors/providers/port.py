@@ -19,6 +19,7 @@ from abeyance.actors.core.errors import AbeyanceError
 from abeyance.storage.tables.blocks import Block
 
 from .stated import StatedWait
+from .windows import UsageReading
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +171,7 @@ class PermitError(AbeyanceError):
 class Permit:
     """Admission for exactly one provider call, made by an agent's gate."""
 
-    __slots__ = ("agent", "id", "model", "purpose", "used")
+    __slots__ = ("agent", "id", "model", "purpose", "reading", "used")
 
     def __init__(self, id: int, agent: str, model: str, purpose: str) -> None:  # noqa: A002
         self.id = id
@@ -178,6 +179,8 @@ class Permit:
         self.model = model
         self.purpose = purpose
         self.used = False
+        self.reading: UsageReading | None = None
+        """What the call's response told of the account's usage windows, if it did."""
 
 
 _permit: ContextVar[Permit | None] = ContextVar("abeyance_permit", default=None)
@@ -217,3 +220,14 @@ def use_permit() -> Permit:
         )
     permit.used = True
     return permit
+
+
+def note_usage(reading: UsageReading | None) -> None:
+    """Keep what a response told of its account's usage windows with the context's permit.
+
+    For adapters: of each response, refused ones too (`read_usage`). Not a checkpoint; raises
+    nothing; without a permit, or a reading, nothing happens. Whose account it is, the runtime adds.
+    """
+    permit = _permit.get()
+    if permit is not None and reading is not None:
+        permit.reading = reading

@@ -37,9 +37,11 @@ from .port import (
     ProviderError,
     ProviderStalledError,
     ReplyDelta,
+    note_usage,
 )
 from .sse import ServerSentEvent, SseDecoder
 from .transport import PermitTransport
+from .usage import read_usage
 from .wire import StatedError, UnreadableReplyError, error_of, read_json
 
 ApiKey: TypeAlias = str | Callable[[], str | Awaitable[str]] | None
@@ -186,6 +188,7 @@ class SdkProvider:
         assembly = self._assembly(on_delta)
         headers = {} if key is None else self._key_header(key)
         async with self._response(request, headers) as response:
+            self._note_usage(response.http_response, None)
             body = response.http_response.aiter_bytes()
             decoder = SseDecoder()
             async with aclosing(body):
@@ -255,6 +258,7 @@ class SdkProvider:
     def _refused(self, error: Any) -> ProviderError:
         response: httpx2.Response = error.response
         body = response.text
+        self._note_usage(response, body)
         try:
             _kind, message = error_of(read_json(body))
         except UnreadableReplyError:
@@ -267,6 +271,17 @@ class SdkProvider:
             message=message,
             received_at=self._clock.now_ms() / 1_000,
             retryable=True if response.headers.get("x-should-retry") == "true" else None,
+        )
+
+    def _note_usage(self, response: httpx2.Response, body: str | None) -> None:
+        note_usage(
+            read_usage(
+                status=response.status_code,
+                headers=response.headers.multi_items(),
+                body=body,
+                received_at=self._clock.now_ms() / 1_000,
+                provider=self._name,
+            )
         )
 
     def _late(self, what: str) -> ProviderStalledError:

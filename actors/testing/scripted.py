@@ -13,7 +13,7 @@ Runs in the calling trio task.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, Self
 
@@ -34,8 +34,11 @@ from ..providers.port import (
     ReplyDelta,
     StopReason,
     Usage,
+    note_usage,
     use_permit,
 )
+from ..providers.usage import read_usage
+from ..providers.windows import UsageReading, UsageWindow
 
 
 class ScriptEndedError(AbeyanceError):
@@ -66,8 +69,11 @@ class _Reply:
     blocks: tuple[Block, ...]
     stop: StopReason
     usage: Usage
+    windows: tuple[UsageWindow, ...] = ()
 
     async def play(self, call: ScriptedCall) -> ModelReply:
+        if self.windows:
+            note_usage(UsageReading(windows=self.windows, read_ms=call.clock.now_ms()))
         for index, block in enumerate(self.blocks):
             match block:
                 case TextBlock():
@@ -81,20 +87,24 @@ class _Reply:
 
 
 def reply(
-    *content: str | Block, stop: StopReason | None = None, usage: Usage | None = None
+    *content: str | Block,
+    stop: StopReason | None = None,
+    usage: Usage | None = None,
+    windows: Sequence[UsageWindow] = (),
 ) -> Step:
     """A step that replies with texts and blocks, in order.
 
     Args:
         stop: By default `tool_use` where a block calls a tool, else `end_turn`.
         usage: By default one token for each word sent and received, so that sums can be checked.
+        windows: What the response tells of its account's usage windows.
     """
     blocks = tuple(TextBlock(text=part) if isinstance(part, str) else part for part in content)
     if stop is None:
         calls = any(isinstance(block, ToolUseBlock) for block in blocks)
         stop = StopReason.TOOL_USE if calls else StopReason.END_TURN
     words = sum(len(block.text.split()) for block in blocks if isinstance(block, TextBlock))
-    return _Reply(blocks, stop, usage or Usage(input_tokens=1, output_tokens=words))
+    return _Reply(blocks, stop, usage or Usage(input_tokens=1, output_tokens=words), tuple(windows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +155,23 @@ class _Fail:
 
     async def play(self, call: ScriptedCall) -> ModelReply:
         await trio.lowlevel.checkpoint()
+        received_at = call.clock.now_ms() / 1_000
+        note_usage(
+            read_usage(
+                status=self.status,
+                headers=self.headers,
+                body=self.body,
+                received_at=received_at,
+                provider=self.provider,
+            )
+        )
         raise refusal(
             provider=self.provider,
             status=self.status,
             headers=self.headers,
             body=self.body,
             message=self.body,
-            received_at=call.clock.now_ms() / 1_000,
+            received_at=received_at,
             retryable=self.retryable,
         )
 

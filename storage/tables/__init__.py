@@ -12,6 +12,7 @@ from .ownership import Changes, Mode, Owner, Process, Sequence, StoreMeta
 from .runs import Run, RunIndexed, RunItem, RunKey, RunTransition
 from .schedules import Occurrence, Schedule, ScheduleIndexed
 from .slots import Body, Carried, Entry, Head, Inboxed, Lease, MessageId, ToolCall, Turn, Wake
+from .usage import Usage
 from .waits import Alert, Alerted, AlertOwed, LogLine, Override, Wait, WaitReleased
 
 
@@ -49,6 +50,7 @@ TABLES: Final[dict[str, Table]] = {
         Table("waits", (str, str), (Wait, WaitReleased)),
         Table("account_waits", (str, str), (Wait, WaitReleased)),
         Table("overrides", (str, str, str), (Override,)),
+        Table("usage", (str,), (Usage,)),
         Table("run_keys", (str,), (RunKey,)),
         Table("runs", (str, int), (Run,)),
         Table("run_items", (str, int, int), (RunItem,)),

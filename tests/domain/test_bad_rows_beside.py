@@ -53,6 +53,7 @@ ELSEWHERE = {
         ("runs", "run_items", "run_keys", "run_index", "run_transitions"), "test_bad_rows_of_runs"
     ),
     **dict.fromkeys(("schedules", "schedule_index", "occurrences"), "test_bad_rows_of_schedules"),
+    "usage": "test_usage_book",
 }
 
 

@@ -81,6 +81,7 @@ RUNTIME_VERBS: dict[str, Callable[[Any], Any]] = {
     "status": lambda runtime: runtime.status(),
     "tree": lambda runtime: runtime.tree(),
     "unpark": lambda runtime: runtime.unpark("runs"),
+    "usage": lambda runtime: runtime.usage(ScriptedProvider([])),
     "add_workflow": lambda runtime: runtime.add_workflow("w", workflow),
     "cancel_run": lambda runtime: runtime.cancel_run("k", requester="o"),
     "resume_run": lambda runtime: runtime.resume_run("k", requester="o"),

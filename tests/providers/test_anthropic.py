@@ -349,6 +349,27 @@ async def test_a_refusal_that_is_no_json_is_read_by_its_head():
     await over(lambda _: answer, use)
 
 
+@pytest.mark.parametrize("status", [200, 429], ids=["served", "refused"])
+async def test_what_a_response_tells_of_usage_windows_is_noted_with_its_permit(status: int):
+    unified = {
+        "anthropic-ratelimit-unified-5h-utilization": "0.25",
+        "anthropic-ratelimit-unified-5h-reset": "1791381600",
+    }
+    answer = (
+        Answer(text="hi", headers=unified) if status == 200 else Answer(status=429, headers=unified)
+    )
+    permit = Permit(1, "ana", "m", "turn")
+
+    async def use(provider: AnthropicProvider, _simulator: ProviderSimulator) -> None:
+        with permitted(permit), contextlib.suppress(ProviderError):
+            await provider.call(request(), lambda _delta: None)
+        assert permit.reading is not None
+        (window,) = permit.reading.windows
+        assert (window.used_percent, window.resets_ms) == (25.0, 1_791_381_600_000)
+
+    await over(lambda _: answer, use)
+
+
 async def test_repeated_header_lines_stay_apart():
     answer = Answer(status=429, headers={"retry-after": ["30", "60"]})
 

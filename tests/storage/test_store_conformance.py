@@ -69,6 +69,7 @@ from abeyance.storage.tables.slots import (
     Turn,
     Wake,
 )
+from abeyance.storage.tables.usage import Usage, Window
 from abeyance.storage.tables.waits import (
     Alert,
     Alerted,
@@ -133,6 +134,7 @@ RECORDS = {
     "alerted": Alerted(episode="e"),
     "alerts_owed": AlertOwed(at_ms=1),
     "contexts": Context(first=1, text="earlier", strategy="Summary", made_ms=1),
+    "usage": Usage(windows=(Window(name="five_hour", used_percent=12.5, resets_ms=2),), read_ms=1),
     "run_keys": RunKey(generation=2, is_open=True),
     "runs": Run(
         workflow="report",
