@@ -18,7 +18,7 @@ from .core.errors import AbeyanceError, ActorDeadError, MailboxClosedError, Outc
 from .domain.agent import WaitIdle
 from .domain.context import Summary
 from .domain.context_rows import read_summaries
-from .domain.drafts import Batch, Draft, read_history, read_message
+from .domain.drafts import Batch, Draft, read_history, read_message, read_said
 from .domain.errors import (
     AdmissionClosedError,
     AgentEndedError,
@@ -112,8 +112,19 @@ class AgentHandle:
                 under the same `id`.
         """
         member = self._runtime._member(self.name)
-        draft = self._draft(content, author, id, wake, channel, subject, joins)
-        accept = read_message(self._runtime.clock, self.name, draft)
+        if channel is None:
+            channel = self._channel
+        accept = read_said(
+            self._runtime.clock,
+            self.name,
+            content,
+            author,
+            id,
+            wake=wake,
+            channel=channel,
+            subject=subject,
+            joins=joins,
+        )
         member.check_accepts()
         sends, asked = member.parking.sends, member.slot.ask(accept)
         sends.add(asked)
@@ -122,7 +133,7 @@ class AgentHandle:
         except ActorDeadError as error:
             raise self._ended_meanwhile(error, accept.message) from error
         except InboxFullError as error:
-            error.messages = (draft,)
+            error.messages = (Draft(content, author, id, wake, channel, subject, joins),)
             raise
         finally:
             sends.discard(asked)

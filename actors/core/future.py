@@ -17,11 +17,12 @@ import functools
 import sys
 import threading
 from _thread import allocate_lock
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from contextlib import suppress
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias, TypeVar, cast
 
+import outcome
 import pykka
 import trio
 from trio.lowlevel import (
@@ -107,13 +108,36 @@ def open_outcome(outcome: Outcome) -> Any:
     return value
 
 
+class _Woken(outcome.Outcome[None]):
+    """What wakes a task and brings nothing: one for all, as it can be unwrapped more than once.
+
+    The `Value(None)` that trio makes where it is given none is a third of what a wake costs.
+    """
+
+    __slots__ = ()
+
+    def unwrap(self) -> None:
+        return None
+
+    def send(self, gen: Generator[T, None, object]) -> T:
+        return gen.send(None)
+
+    async def asend(self, agen: AsyncGenerator[T, None]) -> T:
+        return await agen.asend(None)
+
+
+WOKEN: Final = _Woken()
+
+
 class _TaskWaiter:
     """A trio task that waits for a future."""
 
     __slots__ = ("callbacks", "ident", "task", "token")
 
-    def __init__(self, task: trio.lowlevel.Task, callbacks: list[Callable[[], object]]) -> None:
-        self.callbacks = callbacks
+    callbacks: list[Callable[[], object]]
+    """Those of the future it waits for, with itself among them."""
+
+    def __init__(self, task: trio.lowlevel.Task) -> None:
         self.task: trio.lowlevel.Task | None = task
         self.ident = get_ident()
         self.token = current_trio_token()
@@ -131,7 +155,7 @@ class _TaskWaiter:
     def wake(self) -> None:
         task, self.task = self.task, None
         if task is not None:
-            reschedule(task)
+            reschedule(task, WOKEN)
 
     def withdrawn(self) -> bool:
         """Take it back before its task sleeps; False where the settler has it, and will wake it.
@@ -292,9 +316,11 @@ class TrioFuture(Target, pykka.Future[T]):
         if self._outcome is None:
             if self._ring is not None:
                 check_ring(STANCE.get()[0], *self._ring)
-            callbacks = self.__dict__.setdefault("_callbacks", [])
-            waiter = _TaskWaiter(task, callbacks)
-            callbacks.append(waiter)
+            waiter = _TaskWaiter(task)
+            alone: list[Callable[[], object]] = [waiter]
+            waiter.callbacks = callbacks = self.__dict__.setdefault("_callbacks", alone)
+            if callbacks is not alone:
+                callbacks.append(waiter)
             if self.settled and waiter.withdrawn():
                 yield from checkpoint().__await__()  # noqa: ASYNC105
             else:

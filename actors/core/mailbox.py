@@ -40,7 +40,7 @@ from .carried import bare
 from .coalescing import CoalescingLane
 from .envelope import Envelope, Internal, Replayed
 from .events import ActorSuspended, ActorUnsuspended
-from .future import Target
+from .future import WOKEN, Target
 from .room import Room
 from .settling import bury, drop
 from .snapshots import MailboxStatistics, of_mailbox
@@ -277,7 +277,7 @@ class Mailbox(Room):
         elif task is not None:
             self.attention = False
             self.parked = None
-            reschedule(task)
+            reschedule(task, WOKEN)
 
     def abort(self, _raise_cancel: object) -> Abort:
         """Take back the announced sleep of a consumer that is cancelled."""

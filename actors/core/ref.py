@@ -226,7 +226,7 @@ class TrioActorRef(pykka.ActorRef[A]):
         stance = STANCE.get()
         # The usual ask of a host with many in flight, and of a task: every step below is counted.
         blocks = False
-        if block is not False or stance is not IDLE:
+        if stance is not IDLE or (block is not False and (block or get_ident() != box.ident)):
             blocks = self._judge(future, stance, message, block)
         if timeout is None:
             timeout = system.ask_timeout_s

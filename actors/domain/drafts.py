@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from abeyance.actors.core.clock import Clock
 from abeyance.storage.tables.blocks import TextBlock
@@ -52,50 +52,80 @@ class Draft:
 
 def read_message(clock: Clock, agent: str, draft: Draft) -> Accept:
     """What a host hands in for an agent, or a refusal that names the field."""
-    author = check_name(draft.author, "author")
-    if draft.id is not None:
-        check_name(draft.id, "id", reserved=False)
-    if draft.channel is not None:
-        check_name(draft.channel, "channel", reserved=False)
-    if draft.subject is not None:
-        check_name(draft.subject, "subject", reserved=False)
-    _check_bool(draft.wake, "wake")
-    _check_bool(draft.joins, "joins")
-    at_ms = draft.at_ms
+    return read_said(
+        clock,
+        agent,
+        draft.content,
+        draft.author,
+        draft.id,
+        wake=draft.wake,
+        channel=draft.channel,
+        subject=draft.subject,
+        joins=draft.joins,
+        at_ms=draft.at_ms,
+    )
+
+
+def read_said(
+    clock: Clock,
+    agent: str,
+    content: Content,
+    author: str,
+    id_: str | None,
+    *,
+    wake: bool,
+    channel: str | None,
+    subject: str | None,
+    joins: bool,
+    at_ms: int | None = None,
+) -> Accept:
+    """As `read_message`, of a message that needs no draft."""
+    author = check_name(author, "author")
+    if id_ is not None:
+        check_name(id_, "id", reserved=False)
+    if channel is not None:
+        check_name(channel, "channel", reserved=False)
+    if subject is not None:
+        check_name(subject, "subject", reserved=False)
+    if type(wake) is not bool:
+        _refuse_bool(wake, "wake")
+    if type(joins) is not bool:
+        _refuse_bool(joins, "joins")
     if at_ms is not None and (type(at_ms) is not int or not 0 <= at_ms <= INSTANT_MS_MAX):
         raise InvalidMessageError("at_ms", f"must be an instant in epoch ms, not {at_ms!r:.40}")
-    blocks = read_blocks(draft.content)
+    blocks = read_blocks(content)
+    says_nothing = True
     for position, block in enumerate(blocks):
         if not isinstance(block, TextBlock):
             kind = type(block).__struct_config__.tag
             raise InvalidMessageError(
                 f"message[{position}].type", f"a sent message holds text, not {kind!r} blocks"
             )
-    if all(not isinstance(block, TextBlock) or is_blank(block.text) for block in blocks):
+        says_nothing = says_nothing and is_blank(block.text)
+    if says_nothing:
         # No provider takes a message that says nothing.
         raise InvalidMessageError("message", "must hold text that is not blank")
     body = encode_body(blocks)
     now_ms = clock.now_ms()
-    own = identity(author) == identity(agent)
+    own = author == agent or identity(author) == identity(agent)
     return Accept(
-        message=draft.id if draft.id is not None else new_message_id(now_ms),
-        body=body,
-        body_crc=body_crc(body),
-        author=author,
-        agent=agent,
-        channel=draft.channel,
-        wake=draft.wake and not own,
-        own=own,
-        at_ms=now_ms if at_ms is None else at_ms,
-        known=draft.id is not None,
-        subject=draft.subject,
-        joins=draft.joins,
+        id_ if id_ is not None else new_message_id(now_ms),
+        body,
+        body_crc(body),
+        author,
+        agent,
+        channel,
+        wake and not own,
+        own,
+        now_ms if at_ms is None else at_ms,
+        id_ is not None,
+        subject,
+        joins,
     )
 
 
-def _check_bool(value: object, field: str) -> None:
-    if not isinstance(value, bool):
-        raise InvalidMessageError(field, f"must be True or False, not {type(value).__name__}")
+def _refuse_bool(value: object, field: str) -> NoReturn:
+    raise InvalidMessageError(field, f"must be True or False, not {type(value).__name__}")
 
 
 def read_history(drafts: object) -> tuple[Draft, ...]:
@@ -194,4 +224,4 @@ def too_large(what: str, size: int, limit: int, count: int) -> BatchTooLargeErro
     )
 
 
-__all__ = ["DRAFTS_MAX", "Batch", "Draft", "read_history", "read_message", "too_large"]
+__all__ = ["DRAFTS_MAX", "Batch", "Draft", "read_history", "read_message", "read_said", "too_large"]

@@ -55,6 +55,7 @@ YIELD_S: Final = 0.001
 runnable, the journal gives it up for this long in each period."""
 
 _BEHIND: Final = Refused(behind=True)
+_ALL_COMMITTED: Final = {Committed}
 
 
 class _Entry:
@@ -66,7 +67,7 @@ class _Entry:
         self.message = message
         self.requests = message if isinstance(message, Requests) else (message,)
         self.reply = reply
-        self.outcomes: list[Outcome] = []
+        self.outcomes: Sequence[Outcome] = ()
 
 
 class CommitFigures:
@@ -223,7 +224,8 @@ class Journal(TrioActor):
             kept.queue.popleft()
             alone = kept.singly > 0
             kept.singly -= alone
-            if all(map(self._is_behind, entry.requests)):
+            refused = kept.refused and all(map(self._is_behind, entry.requests))
+            if refused or not entry.requests:
                 entry.outcomes = [_BEHIND] * len(entry.requests)
                 self._answer(entry)
                 continue
@@ -275,9 +277,12 @@ class Journal(TrioActor):
         assert kept.out is not None
         # Refusals are noted for the whole batch before anybody is woken, so that what a woken
         # sender's siblings sent meanwhile is judged against them.
-        rest = iter(outcomes)
+        at = 0
         for entry in kept.out:
-            entry.outcomes = list(itertools.islice(rest, len(entry.requests)))
+            entry.outcomes = outcomes[at : at + len(entry.requests)]
+            at += len(entry.requests)
+            if set(map(type, entry.outcomes)) == _ALL_COMMITTED:
+                continue
             for request, outcome in zip(entry.requests, entry.outcomes, strict=True):
                 if isinstance(outcome, Committed):
                     continue
@@ -286,6 +291,7 @@ class Journal(TrioActor):
                 if request.chain is not None:
                     sender, epoch = request.chain.sender, request.chain.epoch
                     kept.refused[sender] = max(kept.refused.get(sender, -1), epoch)
+        assert at == len(outcomes)
         kept.settling.extend(kept.out)
         kept.out = kept.outcomes = None
 

@@ -317,7 +317,7 @@ class Slot(TrioActor):
             # Before whatever may end the turn that answered them.
             self._plan_requests(book.forget_answered(self._chain))
         try:
-            if must_wait(book, message):
+            if message.__class__ is not Accept and must_wait(book, message):
                 self._line.join(act)
                 return
             planned = self._plan_of(act)
@@ -370,11 +370,13 @@ class Slot(TrioActor):
 
     def _plan_requests(self, requests: list[Request], act: Act | None = None) -> None:
         """Plan requests for the journal; the first of them, as many as are due, are the act's."""
-        if requests and not self._planned:
+        planned = self._planned
+        if requests and not planned:
             self._has_planned.set()
         due = 0 if act is None else act.due
-        for place, request in enumerate(requests):
-            self._planned.append((request, act if place < due else None))
+        for request in requests:
+            planned.append((request, act if due > 0 else None))
+            due -= 1
 
     def _tidy(self) -> None:
         self._plan_requests(self._book.forget_answered(self._chain))

@@ -14,8 +14,9 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+import msgspec
 from msgspec.structs import replace
 
 from abeyance.storage.store import Chain, Delete, Request, Value
@@ -42,7 +43,7 @@ from .slot_rows import read_last
 UNKNOWN: Final = "The outcome of this call is unknown: the turn ended before it was told."
 
 
-class Plan(NamedTuple):
+class Plan(msgspec.Struct, frozen=True):
     """What an act comes to: requests in order, and the answer."""
 
     requests: list[Request]
@@ -276,7 +277,7 @@ def plan_end(book: SlotBook, end: EndTurn, chain: Chain) -> Plan:
         given_back=end.give_back,
         error=end.marker[:2_000] or None,
     )
-    return _finish(book, draft, end.agent, turn, record, chain)._replace(answer=receipt)
+    return replace(_finish(book, draft, end.agent, turn, record, chain), answer=receipt)
 
 
 def has_done(book: SlotBook, message: RecordRound | CloseGap | HoldTurn | EndTurn) -> bool:
