@@ -44,8 +44,10 @@ from .protocol import Requests
 from .redelivery import Redelivered
 
 BATCH_REQUESTS_MAX: Final = 256
-SETTLE_SLICE: Final = 64
-"""Replies resumed before the loop gets a turn; keeps the stall small with thousands of senders."""
+SETTLE_SLICE: Final = 32
+"""Replies resumed before the loop gets a turn; keeps the stall small with thousands of senders. 64
+of them made the longest of a hundred passes of the loop take 3.2 ms of processor time with 256
+senders, 32 make it 2.5, at no more a message."""
 OVERDUE_S: Final = 0.05
 """A commit that is out for longer is an event."""
 LATENCY_BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)

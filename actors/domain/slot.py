@@ -98,7 +98,7 @@ from .slot_subjects import Retraction, plan_accept, plan_retract
 from .slot_turns import Plan
 from .slot_view import SlotView
 
-HAND_OVER_MAX: Final = 64
+HAND_OVER_MAX: Final = 32
 """Requests handed to the journal in one message: as many as it answers before the loop gets a
 turn, for they are answered in one."""
 PRUNE_EVERY_S: Final = 3_600.0
