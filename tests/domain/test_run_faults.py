@@ -1,0 +1,185 @@
+"""Runs when the clock steps, a record is stale, or the store refuses what they wait for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from abeyance.actors.domain.run_rows import RunId
+from abeyance.actors.testing import WallClock
+from abeyance.storage.codec import encode
+from abeyance.storage.lmdb_store import LmdbStore
+from abeyance.storage.store import Committed, Put, Request
+from abeyance.storage.tables.runs import RunIndexed
+
+from .test_runs import (
+    ALL,
+    BUFFER,
+    HOUR,
+    Effects,
+    RefusingStore,
+    comes,
+    five,
+    settled,
+    states,
+    waiting,
+    wall,
+)
+from .world import World, until
+
+DAY = 24 * HOUR
+LOOK_S = 30.0
+"""How long after a step of the clock it is noticed, at the latest."""
+
+
+@pytest.fixture
+def clock(world: World) -> WallClock:
+    assert isinstance(world.clock, WallClock)
+    return world.clock
+
+
+# -- the clock
+
+
+@pytest.mark.behaviour("S-027")
+async def test_clock_that_is_turned_back_resumes_no_run_early_and_loses_none(
+    world: World, clock: WallClock, virtual_time: MockClock
+) -> None:
+    effects = Effects()
+    async with world.open():
+        ends = clock.now_ms() + HOUR
+        run = await waiting(world, effects, ends)
+        clock.advance(-DAY)
+        await trio.sleep(2 * HOUR / 1_000)
+        await settled()
+        assert run.status().state == "waiting_for_capacity"
+        assert run.status().resume_after_ms == ends + BUFFER
+        status = await run.wait()
+        assert status.state == "completed"
+        assert clock.now_ms() >= ends + BUFFER
+        assert states(world, run.id).count("resuming") == 1
+    assert effects.log == ALL
+
+
+@pytest.mark.behaviour("S-034")
+async def test_clock_that_is_turned_forward_resumes_a_run_once_it_reads_the_instant(
+    world: World, clock: WallClock, virtual_time: MockClock
+) -> None:
+    effects = Effects()
+    async with world.open():
+        run = await waiting(world, effects, clock.now_ms() + 30 * DAY)
+        began = trio.current_time()
+        clock.advance(31 * DAY)
+        assert (await run.wait()).state == "completed"
+        assert trio.current_time() - began <= LOOK_S + 1
+        clock.advance(-31 * DAY)
+        await trio.sleep(DAY / 1_000)
+        assert states(world, run.id).count("resuming") == 1
+    assert effects.log == ALL
+
+
+@pytest.mark.behaviour("S-002")
+async def test_clock_that_steps_while_nobody_runs_resumes_an_overdue_run_once(
+    world: World, clock: WallClock, virtual_time: MockClock
+) -> None:
+    effects = Effects()
+    async with world.open():
+        run = await waiting(world, effects, clock.now_ms() + HOUR)
+    clock.advance(-DAY)
+    async with world.open() as runtime:
+        runtime.add_workflow("report", five(effects))
+        await trio.sleep(HOUR / 1_000)
+        await settled()
+        assert runtime.run(run.id).state == "waiting_for_capacity"
+    clock.advance(3 * DAY)
+    async with world.open() as runtime:
+        runtime.add_workflow("report", five(effects))
+        assert (await runtime.wait_run(run.id)).state == "completed"
+        assert states(world, run.id).count("resuming") == 1
+    assert effects.log == ALL
+
+
+# -- stale records
+
+
+def plant(world: World, run: RunId, at_ms: int) -> None:
+    """What an older process might have left: an entry of the index for a run that has ended."""
+    store = LmdbStore.open(world.directory, clock_ms=lambda: at_ms)
+    (outcome,) = store.commit(
+        Request(
+            puts=(
+                Put("run_index", ("waiting", at_ms, *run), encode(RunIndexed(workflow="report"))),
+                Put("run_index", ("live", 0, *run), encode(RunIndexed(workflow="report"))),
+            )
+        )
+    )
+    assert isinstance(outcome, Committed)
+    store.close()
+
+
+@pytest.mark.behaviour("R-24")
+@pytest.mark.parametrize("ended", ["cancelled", "completed"])
+async def test_key_that_is_used_again_takes_up_nothing_of_the_run_before(
+    world: World, virtual_time: MockClock, ended: str
+) -> None:
+    first, second = Effects(), Effects()
+    async with world.open() as runtime:
+        run = await waiting(world, first, world.clock.now_ms() + HOUR)
+        if ended == "cancelled":
+            await runtime.cancel_run(run.id, requester="ops")
+        assert (await run.wait()).state == ended
+    plant(world, RunId("report:1", 1), world.clock.now_ms() + HOUR)
+    async with world.open() as runtime:
+        second.raising["a"] = [wall(world.clock.now_ms() + 3 * HOUR)]
+        runtime.add_workflow("report", five(second))
+        again = await runtime.start_run("report:1", "report")
+        assert again.id == "report:1@2"
+        await until(lambda: again.status().state == "waiting_for_capacity")
+        assert [step.path for step in runtime.run_steps(again.id)] == ["gather", "publish/a"]
+        before = runtime.run_history(run.id)
+        await trio.sleep(2 * HOUR / 1_000)
+        await settled()
+        assert runtime.run(run.id).state == ended
+        assert runtime.run_history(run.id) == before
+        assert runtime.run("report:1").state == "waiting_for_capacity"
+        assert (await again.wait()).state == "completed"
+    assert second.log == ALL
+    assert first.log == (["gather", "a"] if ended == "cancelled" else ALL)
+
+
+# -- a store that refuses
+
+
+@pytest.mark.behaviour("S-030")
+@pytest.mark.parametrize("ends_ms", [HOUR, None], ids=["known", "unknown"])
+async def test_suspension_that_the_store_refuses_is_failed_for_good_and_wakes_nobody(
+    world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch, ends_ms: int | None
+) -> None:
+    effects, refusing = Effects(), RefusingStore(monkeypatch)
+    async with world.open() as runtime:
+        runtime.add_workflow("report", five(effects))
+        ends = None if ends_ms is None else world.clock.now_ms() + ends_ms
+        effects.raising["b"] = [wall(ends)]
+        refusing.refuses = lambda request: any(
+            put.table == "run_index" and put.key[0] in ("waiting", "unknown")
+            for put in request.puts
+        )
+        run = await runtime.start_run("report:1", "report")
+        assert (await run.wait()).state == "failed"
+        refusing.refuses = lambda _request: False
+    async with world.open() as runtime:
+        runtime.add_workflow("report", five(effects))
+        await trio.sleep(2 * HOUR / 1_000)
+        await settled()
+        status = runtime.run(run.id)
+        assert status.state == "failed"
+        assert "no capacity: anthropic/opus" in status.reason
+        assert "could not be recorded" in status.reason
+        assert not any(state.startswith("waiting") for state in states(world, run.id))
+        assert runtime.runs(state="open") == ()
+        after: Any = await runtime.start_run("report:1", "report")
+        await comes(lambda: after.status().ended)
+    assert effects.log == ["gather", "a", *ALL]
