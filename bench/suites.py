@@ -12,6 +12,7 @@ from .crowd import crash_to_reply, crowd, lives, spawn
 from .measure import Result, Scale
 from .opening import opening, opening_waits
 from .others import with_queues, with_thespian, with_xoscar
+from .runs import starts, steps, wakes, with_dbos
 from .telling import tell_from_host, tell_from_trio
 
 
@@ -50,6 +51,10 @@ SUITES = (
     Suite("boundary", ("boundary", "boundary-inbox"), boundaries, 300.0),
     Suite("open", ("open",), opening, 300.0),
     Suite("open-waits", ("open-waits",), opening_waits, 300.0),
+    Suite("run-step", ("run-step",), steps),
+    Suite("run-wake", ("run-wake-1", "run-wake-2"), wakes, 600.0),
+    Suite("run-start", ("run-start",), starts, 600.0),
+    Suite("dbos", ("run-step-dbos",), with_dbos),
     Suite("thespian", ("thespian-ask", "thespian-tell"), with_thespian),
     Suite(
         "xoscar",

@@ -39,7 +39,7 @@ ITEMS = ("gather", "write/a", "write/b", "write/c", "close", "final/file")
 BLOCKED = "b"
 """The item that meets the walls."""
 REAL_S_MAX = 60.0
-POLL_S = 0.005
+POLL_S = 0.01
 
 
 class Stage(NamedTuple):
@@ -113,14 +113,19 @@ class Play:
                 )
 
 
-async def live(directory: Path, stage: Stage, keys: tuple[str, ...] = (KEY,)) -> None:
+async def live(
+    directory: Path,
+    stage: Stage,
+    keys: tuple[str, ...] = (KEY,),
+    within_s: float = REAL_S_MAX,
+) -> None:
     """Open the runtime, do what the stage says, and stay until nothing of a run goes on."""
     clock, effects = WallClock(NOW + stage.hour * HOUR), Effects(directory / "effects")
     play = Play(effects, clock, stage)
     async with open_runtime(directory / "state", control=False, clock=clock) as runtime:
         # Finalisers are items as others are; the policy of one in doubt is to ask an operator.
         runtime.add_workflow("five", play.body, finalisers=[("file", play.file)], buffer_s=0)
-        with trio.fail_after(REAL_S_MAX):
+        with trio.fail_after(within_s):
             if stage.start:
                 for key in keys:
                     try:
@@ -146,14 +151,15 @@ async def press(runtime: Runtime, act: str) -> None:
 async def settled(runtime: Runtime, effects: Effects, clock: WallClock) -> None:
     """Wait until every run has ended or waits for later; decide what is in doubt by its effect."""
     while True:
-        going_on = False
-        for run in runtime.runs(state="open", limit=1_000):
-            if run.state == "recovery_required":
-                await decide(runtime, run.id, effects)
-            waits = run.state.startswith("waiting")
-            later = run.resume_after_ms is None or run.resume_after_ms > clock.now_ms()
-            going_on = going_on or not (waits and later)
-        if not going_on:
+        for run in runtime.runs(state="recovery_required"):
+            await decide(runtime, run.id, effects)
+        # By the index, the soonest first: however many there are, one of each tells.
+        due = any(
+            (run.resume_after_ms or 0) <= clock.now_ms()
+            for run in runtime.runs(state="waiting_for_capacity", limit=1)
+        )
+        live = (runtime.runs(state=state, limit=1) for state in ("running", "resuming"))
+        if not (due or any(live)):
             return
         await trio.sleep(POLL_S)  # Another process may end them, which no event here tells.
 
@@ -169,7 +175,13 @@ async def decide(runtime: Runtime, run: str, effects: Effects) -> None:
         await runtime.resume_run(run, requester="ops", in_doubt="retry")
 
 
-def fork(directory: Path, stage: Stage, point: str = "", keys: tuple[str, ...] = (KEY,)) -> int:
+def fork(
+    directory: Path,
+    stage: Stage,
+    point: str = "",
+    keys: tuple[str, ...] = (KEY,),
+    within_s: float = REAL_S_MAX,
+) -> int:
     """Live a stage in a child process; its pid."""
     pid = os.fork()
     if pid:
@@ -177,7 +189,7 @@ def fork(directory: Path, stage: Stage, point: str = "", keys: tuple[str, ...] =
     status = 1
     try:
         crashpoints.arm(point)
-        trio.run(live, directory, stage, keys)
+        trio.run(live, directory, stage, keys, within_s)
         status = 0
     except BaseException:
         with (directory / "error").open("a") as lines:

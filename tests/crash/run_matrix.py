@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 from abeyance.storage.lmdb_store import LmdbStore
 from abeyance.storage.store import Row
 
-from .run_life import ITEMS, KEY, Stage, count, fork
+from .run_life import ITEMS, KEY, REAL_S_MAX, Stage, count, fork
 
 SCENARIOS: dict[str, tuple[Stage, ...]] = {
     "wall": (Stage(0, (1,), start=True), Stage(1, (1,))),
@@ -170,10 +170,12 @@ def race(processes: int, runs: int) -> tuple[list[str], str]:
     """Let processes take up runs that are due, at once; what did not hold, and the figures."""
     directory = Path(tempfile.mkdtemp(prefix="abeyance-race-"))
     keys = tuple(f"r{number:05}" for number in range(runs))
-    status = _ends(fork(directory, Stage(0, (1,), start=True), keys=keys))
+    within_s = REAL_S_MAX + runs
+    status = _ends(fork(directory, Stage(0, (1,), start=True), keys=keys, within_s=within_s))
     found = [] if status == 0 else [f"the start ended with {status}"]
     began = time.monotonic()
-    pids = [fork(directory, Stage(1, (1,)), keys=()) for _ in range(processes)]
+    stage = Stage(1, (1,))
+    pids = [fork(directory, stage, keys=(), within_s=within_s) for _ in range(processes)]
     found += [f"a process ended with {status}" for pid in pids if (status := _ends(pid)) != 0]
     seconds = time.monotonic() - began
     ended = Counter(record.state for _, record in rows(directory, "runs"))
