@@ -24,10 +24,10 @@ PAGE_MAX: Final = 1_000
 OPEN: Final = "open"
 """As a filter of states: whatever has not ended."""
 _BUCKETS: Final[dict[str, tuple[Bucket, ...]]] = {
-    OPEN: ("recovery", "unknown", "waiting", "live"),
+    OPEN: ("recovery", "unknown", "waiting", "joined", "live"),
     "recovery_required": ("recovery",),
-    "waiting_for_capacity_unknown": ("unknown",),
-    "waiting_for_capacity": ("waiting",),
+    "waiting_for_capacity_unknown": ("unknown", "joined"),
+    "waiting_for_capacity": ("waiting", "joined"),
     "resuming": ("live",),
     "running": ("live",),
 }

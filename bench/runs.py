@@ -32,6 +32,7 @@ from .peers import SyncedLmdb
 FEW: Final = 10
 MANY: Final = (1_000, 100_000)
 MANY_QUICK: Final = (1_000, 10_000)
+"""For a look; the rows keep their names, and say how many there were."""
 FAR_MS: Final = 4_102_444_800_000
 _RUNS_A_COMMIT: Final = 500
 _STEP = "a step of a run that does nothing: two commits, started and done"
@@ -185,7 +186,7 @@ def wakes(scale: Scale) -> list[Result]:
             rates = trio.run(measure, root, many)
             found.append(
                 ratio_of(
-                    f"run-wake-{sizes.index(many) + 1}",
+                    f"run-wake-{MANY[sizes.index(many)]}",
                     f"{_WAKE}, beside {many:,} that wait",
                     f"beside {FEW}",
                     rates,

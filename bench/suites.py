@@ -52,7 +52,7 @@ SUITES = (
     Suite("open", ("open",), opening, 300.0),
     Suite("open-waits", ("open-waits",), opening_waits, 300.0),
     Suite("run-step", ("run-step",), steps),
-    Suite("run-wake", ("run-wake-1", "run-wake-2"), wakes, 600.0),
+    Suite("run-wake", ("run-wake-1000", "run-wake-100000"), wakes, 600.0),
     Suite("run-start", ("run-start",), starts, 600.0),
     Suite("dbos", ("run-step-dbos",), with_dbos),
     Suite("thespian", ("thespian-ask", "thespian-tell"), with_thespian),

@@ -45,6 +45,7 @@ from .run_rows import (
     WAITING,
     RunId,
     bounded,
+    due,
     earliest,
     pack_plain,
     unpacked,
@@ -213,6 +214,9 @@ class Runs(TrioActor):
         """Claim what is due, and what was live in processes that have died."""
         now_ms = self._clock.now_ms()
         for bucket in ("waiting", "live", "joined"):
+            # However many wait for later, they are not read for that.
+            if bucket == "waiting" and not due(self._store, now_ms, 1):
+                continue
             after: Any = None
             while True:
                 page = list(

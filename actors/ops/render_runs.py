@@ -98,3 +98,7 @@ def print_act(console: Console, verb: str, report: RunActReport) -> None:
     else:
         line = f"{report.id} is {state}, in process {report.pid}."
     console.print(Text(escaped_text(line)))
+    if report.threads:
+        console.print(
+            f"  threads of its functions that run on, recording nothing: {report.threads}"
+        )

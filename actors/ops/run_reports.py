@@ -88,6 +88,8 @@ class RunActReport(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     changed: bool
     """Whether this act did it: False for a second press, and for a run that it is not for."""
+    threads: int = 0
+    """Of a cancel: sync functions of the run whose threads still run in the host."""
     pid: int | None = None
     """Of the host that did it; None for a stopped store, whose next host goes on with it."""
 
@@ -121,4 +123,10 @@ def report_detail(
 
 
 def report_act(receipt: Any, pid: int | None) -> RunActReport:
-    return RunActReport(id=receipt.id, state=receipt.state, changed=receipt.changed, pid=pid)
+    return RunActReport(
+        id=receipt.id,
+        state=receipt.state,
+        changed=receipt.changed,
+        threads=receipt.threads,
+        pid=pid,
+    )

@@ -150,6 +150,35 @@ async def test_key_that_is_used_again_takes_up_nothing_of_the_run_before(
     assert first.log == (["gather", "a"] if ended == "cancelled" else ALL)
 
 
+# -- many that wait
+
+
+async def test_run_that_ends_reads_no_more_of_those_that_wait_however_many_there_are(
+    world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Any] = []
+    scan = LmdbStore.scan
+
+    def counted(store: LmdbStore, table: str, prefix: Any = (), **how: Any) -> Any:
+        for row in scan(store, table, prefix, **how):
+            if table == "run_index" and prefix == ("waiting",):
+                read.append(row)
+            yield row
+
+    effects = Effects()
+    async with world.open() as runtime:
+        runtime.add_workflow("report", five(effects))
+        for number in range(30):
+            effects.raising["gather"] = [wall(world.clock.now_ms() + DAY)]
+            run = await runtime.start_run(f"waits:{number}", "report")
+            await until(lambda run=run: run.status().state == "waiting_for_capacity")
+        await settled()
+        monkeypatch.setattr(LmdbStore, "scan", counted)
+        assert (await (await runtime.start_run("other", "report")).wait()).state == "completed"
+        await settled()
+    assert 1 <= len(read) <= 8
+
+
 # -- a store that refuses
 
 

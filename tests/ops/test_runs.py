@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import trio
@@ -27,6 +28,8 @@ from abeyance.actors.ops.connection import RefusedByHostError
 from abeyance.actors.ops.stopped import StoppedStore
 from abeyance.actors.ops.stopped_runs import StoppedRuns
 from abeyance.actors.providers import CapacityExhaustedError, Exhaustion
+from abeyance.actors.run_reading import _BUCKETS, OPEN
+from abeyance.storage.tables.runs import Bucket
 
 from .test_control import asked, in_thread, request
 
@@ -171,6 +174,10 @@ async def test_list_has_what_needs_a_decision_first_and_what_has_ended_on_reques
     assert capsys.readouterr().out == "No such runs.\n"
 
 
+def test_list_of_what_is_open_looks_wherever_the_index_has_a_run() -> None:
+    assert set(_BUCKETS[OPEN]) == set(get_args(Bucket))
+
+
 async def test_store_without_runs_says_so(state: Path, capsys: Said) -> None:
     async with open_runtime(state, control=False):
         pass
@@ -233,6 +240,25 @@ async def test_run_that_the_command_line_cancels_is_never_taken_up(
             again = await told(capsys, verb, str(state), "k")
             assert (again["state"], again["changed"]) == ("cancelled", False)
     assert pages.done == ["a"]
+
+
+async def test_cancel_says_that_a_thread_of_the_run_goes_on(state: Path, capsys: Said) -> None:
+    entered, go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        entered.set()
+        go.wait(20)
+
+    async def body(run: RunContext, _params: Any) -> None:
+        await run.do("hold", hold)
+
+    async with open_runtime(state) as runtime:
+        runtime.add_workflow("pages", body)
+        await runtime.start_run("k", "pages")
+        await in_thread(entered.wait, 20)
+        assert await command("cancel", str(state), "k") == 0
+        go.set()
+    assert "that run on, recording nothing: 1" in capsys.readouterr().out
 
 
 async def test_act_that_is_not_possible_is_one_line_with_the_hosts_code(
