@@ -137,6 +137,22 @@ class HostedRunVerbs:
         return self._call(resume, block)
 
     @overload
+    def take_over_run(
+        self, run: str, *, requester: str, block: Literal[True] = True
+    ) -> RunReceipt: ...
+    @overload
+    def take_over_run(
+        self, run: str, *, requester: str, block: Literal[False]
+    ) -> TrioFuture[RunReceipt]: ...
+    def take_over_run(self, run: str, *, requester: str, block: bool = True) -> Any:
+        """Take a run from a live process that owns it. As `Runtime.take_over_run`."""
+
+        async def take(runtime: Runtime) -> RunReceipt:
+            return await runtime.take_over_run(run, requester=requester)
+
+        return self._call(take, block)
+
+    @overload
     def use_fallback(
         self,
         run: str,

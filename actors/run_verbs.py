@@ -136,6 +136,35 @@ class RunVerbs:
         with self._lifetime.answers():
             return await self._workflows.resume(run, by, in_doubt=in_doubt, result=result)
 
+    async def take_over_run(self, run: str, *, requester: str, door: Door = "api") -> RunReceipt:
+        """Take a run from the process that owns it, though that lives: one that hangs, or is
+        stopped. What was executed there goes on here, what waits is this process's to wake.
+
+        When that process goes on it is refused whatever it would record of the run. What it was
+        in the middle of is in doubt, and settled by its policy; it may still have its effect.
+
+        A checkpoint. Cancelled: it may have been taken; its status tells.
+        Durable: on return.
+
+        Args:
+            run: Its id, or a key alone, which is its newest run.
+            requester, door: As for `release_provider_wait`.
+        Returns:
+            The state it has now; `changed` is False where it is this process's already, or ended.
+        Raises:
+            InvalidRunError, InvalidInputError: Names the field; nothing was done.
+            UnknownRunError, UnknownWorkflowError: Nothing was done.
+            RunStateError: It needs another version of its workflow; nothing was done.
+            QuiescedError: The host is quiesced; nothing was done.
+            NotPermittedError: The host's admin gate did not let it pass; nothing was done.
+            NotStoredError: It was not taken.
+            RuntimeClosedError: The runtime has ended.
+        """
+        self._check_open()
+        by = self._permitted("take_over_run", str(run), requester, door)
+        with self._lifetime.answers():
+            return await self._workflows.take_over(run, by)
+
     async def use_fallback(
         self, run: str, *, provider: str, model: str, requester: str, door: Door = "api"
     ) -> RunReceipt:

@@ -257,13 +257,7 @@ class Workflows:
         def decide(record: Run) -> Run | None:
             if record.state not in RESUMABLE:
                 return None
-            if workflow.version != record.version:
-                raise RunStateError(
-                    f"run {str(run)!r} cannot go on here: {other_version(record, workflow)}; "
-                    "nothing was done; register that version, or cancel the run",
-                    run=str(run),
-                    state=record.state,
-                )
+            _check_version(run, record, workflow)
             check_decided(self._store, run, record, in_doubt)
             taken = self._claims.taken_up(record)
             return taken if choice is None else replace(taken, choice=choice)
@@ -279,6 +273,32 @@ class Workflows:
             raise
         if not claim.won:
             self._kept.coming.discard(run)
+        return self._receipt(run, claim, begin=True)
+
+    async def take_over(self, text: str, by: str) -> RunReceipt:
+        run = read_run_id(self._store, text)
+        workflow = self._workflow(run_record(self._store, run).workflow)
+        self._check_executes()
+        self._check_serving()
+
+        def decide(record: Run) -> Run | None:
+            if record.state in ENDED or self._claims.owner_guard(run) is not None:
+                return None
+            _check_version(run, record, workflow)
+            if record.state in LIVE:
+                return self._claims.taken_up(record)
+            # What waits goes on waiting, and is this process's to wake.
+            return replace(record, changed_ms=self._clock.now_ms())
+
+        self._kept.coming.add(run)
+        try:
+            claim = await self._claims.move(run, decide, by, force=True)
+        finally:
+            if self._claims.owner_guard(run) is None:
+                self._kept.coming.discard(run)
+        if claim.state not in LIVE:
+            self._kept.coming.discard(run)
+            self.look()
         return self._receipt(run, claim, begin=True)
 
     async def cancel(self, text: str, by: str, reason: str) -> RunReceipt:
@@ -375,6 +395,16 @@ class Workflows:
     def _tell_of(self, run: RunId, state: str) -> None:
         self._changed(str(run), state)
         self._news.stir()
+
+
+def _check_version(run: RunId, record: Run, workflow: Workflow) -> None:
+    if workflow.version != record.version:
+        raise RunStateError(
+            f"run {str(run)!r} cannot go on here: {other_version(record, workflow)}; "
+            "nothing was done; register that version, or cancel the run",
+            run=str(run),
+            state=record.state,
+        )
 
 
 WAIT_LOOK_S: Final = 5.0

@@ -77,6 +77,7 @@ class Claims:
         by: str,
         *,
         puts: Callable[[Row], tuple[tuple[Guard, ...], tuple[Put, ...]]] = lambda _row: ((), ()),
+        force: bool = False,
     ) -> Claim:
         """Change a run's row as one who owns it, again for as long as others change it too.
 
@@ -85,6 +86,7 @@ class Claims:
         Args:
             decide: What the row is to be, or None where nothing is to be done.
             puts: What else is guarded and put.
+            force: Whether to take it from a live process, too: an operator's decision.
         Raises:
             LookupError: There is no such run.
             NotStoredError: It cannot be stored; nothing changed.
@@ -98,7 +100,7 @@ class Claims:
             if new is None:
                 return Claim(record.state, won=False)
             try:
-                guards, owner_puts = self.owned(run)
+                guards, owner_puts = self.owned(run, force=force)
             except OwnedElsewhereError as error:
                 return Claim(record.state, won=False, pid=error.pid, host=error.host)
             more_guards, more_puts = puts(row)

@@ -58,6 +58,7 @@ from .requests import (
     RunRequest,
     RunsRequest,
     StatusRequest,
+    TakeOverRunRequest,
     TreeRequest,
     UseFallbackRequest,
     WaitsRequest,
@@ -138,6 +139,9 @@ class Controlled(Protocol):
         self, run: str, *, provider: str, model: str, requester: str, door: Door
     ) -> Any:
         """Go on with a run on another model; what `RunActReport` mirrors."""
+
+    async def take_over_run(self, run: str, *, requester: str, door: Door) -> Any:
+        """Take a run from a live process; what `RunActReport` mirrors."""
 
     async def cancel_run(self, run: str, *, requester: str, reason: str, door: Door) -> Any:
         """End a run; what `RunActReport` mirrors."""
@@ -302,6 +306,13 @@ async def _use_fallback(runtime: Controlled, request: UseFallbackRequest) -> Run
     return report_act(receipt, os.getpid())
 
 
+async def _take_over_run(runtime: Controlled, request: TakeOverRunRequest) -> RunActReport:
+    by = clean_requester(request.requester)
+    return report_act(
+        await runtime.take_over_run(request.run, requester=by, door="cli"), os.getpid()
+    )
+
+
 async def _cancel_run(runtime: Controlled, request: CancelRunRequest) -> RunActReport:
     receipt = await runtime.cancel_run(
         request.run,
@@ -331,6 +342,7 @@ _ANSWERS: Final[dict[type[msgspec.Struct], _Answer]] = {
     ResumeRunRequest: _resume_run,
     UseFallbackRequest: _use_fallback,
     CancelRunRequest: _cancel_run,
+    TakeOverRunRequest: _take_over_run,
 }
 
 

@@ -164,6 +164,13 @@ class UseFallbackRequest(_Request, frozen=True, tag="use-fallback"):
     requester: str = ""
 
 
+class TakeOverRunRequest(_Request, frozen=True, tag="take-over-run"):
+    """Take a run from the live process that owns it."""
+
+    run: str
+    requester: str = ""
+
+
 class CancelRunRequest(_Request, frozen=True, tag="cancel-run"):
     """End a run for good."""
 
@@ -190,6 +197,7 @@ Request: TypeAlias = (
     | ResumeRunRequest
     | UseFallbackRequest
     | CancelRunRequest
+    | TakeOverRunRequest
 )
 
 

@@ -18,6 +18,7 @@ from .requests import (
     ResumeRunRequest,
     RunRequest,
     RunsRequest,
+    TakeOverRunRequest,
     UseFallbackRequest,
 )
 from .run_reports import RunActReport, RunDetailReport, RunsReport
@@ -102,6 +103,16 @@ class RunAsks:
         request = UseFallbackRequest(
             run=run, provider=provider, model=model, requester=_by(requester)
         )
+        return self._of_owner(lambda host: host.ask(request, RunActReport))
+
+    def take_over_run(self, run: str, *, requester: str | None = None) -> RunActReport:
+        """Have a run taken from the process that owns it, though that lives, by the first host that
+        has its workflow. As `Runtime.take_over_run`.
+
+        Raises:
+            RefusedByHostError, HostSilentError: As for `resume_run`.
+        """
+        request = TakeOverRunRequest(run=run, requester=_by(requester))
         return self._of_owner(lambda host: host.ask(request, RunActReport))
 
     def cancel_run(

@@ -132,6 +132,17 @@ def fallback(
     _tell("fallback", report, as_json=as_json)
 
 
+@shell.app.command("take-over")
+def take_over(directory: StateDir, run: RunName, as_json: AsJson = False) -> None:
+    """Take a run from a live process that owns it, as one that hangs; a host goes on with it."""
+    target = targets.open_target(directory)
+    try:
+        report = target.take_over_run(run)
+    finally:
+        target.close()
+    _tell("take-over", report, as_json=as_json)
+
+
 @shell.app.command()
 def cancel(
     directory: StateDir,

@@ -63,6 +63,7 @@ from .reports import (
     WaitReport,
 )
 from .requests import EVERY_MODEL
+from .run_reports import RunActReport
 from .stopped_runs import StoppedRuns
 
 ATTEMPTS_MAX = 10
@@ -228,6 +229,18 @@ class StoppedStore(StoppedRuns):
             f"{kind} {number} is sent to an actor, and no host runs here that has one; nothing was "
             "sent; start the host, then replay",
             field="id",
+        )
+
+    def take_over_run(self, run: str) -> RunActReport:
+        """Refuse: only a host can go on with it, and one whose owner is dead needs no taking over.
+
+        Raises:
+            NeedsHostError: Always; nothing was done.
+        """
+        raise NeedsHostError(
+            f"run {run!r} is taken over by a host that goes on with it, and none answers here; "
+            "nothing was done; start one that has its workflow, then take it over",
+            field="run",
         )
 
     def rewind(self, agent: str, to: str | int | None) -> RewindReport:

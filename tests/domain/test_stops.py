@@ -89,6 +89,7 @@ RUNTIME_VERBS: dict[str, Callable[[Any], Any]] = {
     "run_history": lambda runtime: runtime.run_history("k"),
     "run_steps": lambda runtime: runtime.run_steps("k"),
     "runs": lambda runtime: runtime.runs(),
+    "take_over_run": lambda runtime: runtime.take_over_run("k", requester="o"),
     "wait_run": lambda runtime: runtime.wait_run("k"),
     "add_schedule": lambda runtime: runtime.add_schedule("s", "w", every=60),
     "occurrences": lambda runtime: runtime.occurrences("s"),

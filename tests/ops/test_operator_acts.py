@@ -106,6 +106,11 @@ ACTS: dict[str, Act] = {
         {"verb": "use-fallback", "run": "k", "provider": "p", "model": "m2"},
         ("fallback", "k", "--provider", "p", "--model", "m2"),
     ),
+    "take_over_run": Act(
+        "k",
+        lambda runtime, by: runtime.take_over_run("k", requester=by),
+        lambda host, by: host.take_over_run("k", requester=by),
+    ),
     "cancel_run": Act(
         "k",
         lambda runtime, by: runtime.cancel_run("k", requester=by),
