@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         UnknownRunError,
         UnknownWorkflowError,
     )
+    from .domain.run_sessions import RunSession
     from .domain.run_steps import DidNotHappen, Happened, StepContext, step_context
     from .domain.schedule_errors import InvalidScheduleError, UnknownScheduleError
     from .domain.slot_inbox import InboxRow
@@ -131,6 +132,7 @@ __all__ = [
     "RunOpenError",
     "RunOwnedElsewhereError",
     "RunReceipt",
+    "RunSession",
     "RunStateError",
     "RunStatus",
     "RunStep",
@@ -232,6 +234,7 @@ _HOMES: Final = {
         "UnknownRunError",
         "UnknownWorkflowError",
     ),
+    ".domain.run_sessions": ("RunSession",),
     ".domain.run_steps": (
         "DidNotHappen",
         "Happened",

@@ -29,7 +29,9 @@ from .domain.limits import RECHECK_MS
 from .domain.persistence import until_stored
 from .domain.run_turns import OVER, Answer, Asked, Holds, Place, Unreachable, end_of, place_of
 from .domain.spec import AgentSpec
+from .domain.usage_book import AccountUsage
 from .handle import AgentHandle
+from .providers.credentials import credential_of
 
 if TYPE_CHECKING:
     from .members import Member
@@ -66,6 +68,10 @@ class RunAgents:
 
     async def run_ephemeral(self, spec: AgentSpec, content: Content, author: str) -> str:
         return await self._runtime.run_ephemeral(spec, content, author=author)
+
+    def account_of(self, provider: object) -> AccountUsage:
+        runtime = self._runtime
+        return AccountUsage(runtime._usage, credential_of(provider, runtime._store_id))
 
     async def answer(self, asked: Asked) -> Answer:
         # The table of asks is for actors; this is the runtime's own.

@@ -104,6 +104,7 @@ def status_of(store: Store, run: RunId, record: Run) -> RunStatus:
         result=unpacked(record.result),
         schedule=record.schedule,
         due_ms=record.due_ms,
+        session=None if waits is None else waits.session,
     )
 
 

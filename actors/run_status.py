@@ -54,6 +54,8 @@ class RunStatus:
     schedule: str | None = None
     """The schedule that started it, and when that was due."""
     due_ms: int | None = None
+    session: str | None = None
+    """The handle of the provider's session that a waiting run stands inside."""
 
     @property
     def ended(self) -> bool:

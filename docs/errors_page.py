@@ -44,7 +44,7 @@ FAMILIES = (
         UnknownEntryError ReplaysExceededError MessageNotKeptError
         AgentExistsError AgentOwnedElsewhereError InboxFullError BatchTooLargeError MessageConflictError MessageReadError
         NotPermittedError
-        UnknownRunError UnknownWorkflowError UnknownScheduleError RunOpenError RunStateError RunOwnedElsewhereError RunsParkedError TurnFailedError RunEndedError StepFailedError
+        UnknownRunError UnknownWorkflowError UnknownScheduleError RunOpenError RunStateError RunOwnedElsewhereError RunsParkedError TurnFailedError SessionLostError RunEndedError StepFailedError
         RuntimeClosedError
         QuiescedError ResumedError
         RewindRefusedError UnknownMessageError CapacityExhaustedError AgentParkedError AgentEndedError AdmissionClosedError RunExhaustedError RunFailedError RunInterruptedError UnknownAgentError LeaseLostError OwnershipLostError

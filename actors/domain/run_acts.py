@@ -81,7 +81,13 @@ def doubtful(store: Store, run: RunId) -> tuple[int, Row] | None:
     """
     for key, row in store.scan("run_items", run.row):
         # A turn of an agent is in no doubt: it is joined where it stands.
-        if isinstance(row, Row) and row.record.state == "started" and row.record.agent is None:
+        # A session that was being opened is opened again.
+        if (
+            isinstance(row, Row)
+            and row.record.state == "started"
+            and row.record.agent is None
+            and row.record.session != "opening"
+        ):
             return int(key[2]), row
     return None
 

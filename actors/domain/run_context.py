@@ -18,14 +18,16 @@ from typing import Any, Protocol
 
 import trio
 
+from abeyance.actors.providers.sessions import SessionProvider, has_sessions
 from abeyance.storage.tables.runs import Choice
 
 from .fallback import ModelChoice
 from .ingress import Content, check_name, identity
 from .run_errors import InvalidRunError
-from .run_items import Item, Items
+from .run_items import Item
 from .run_life import Life
 from .run_rows import check_path, check_step_id
+from .run_sessions import RunSession, SessionItems
 from .run_steps import InDoubt
 from .run_turns import Asked
 from .spec import AgentSpec
@@ -43,7 +45,7 @@ class RunContext:
 
     def __init__(self, life: Life) -> None:
         self._life = life
-        self._items = Items(life)
+        self._items = SessionItems(life)
         self._next = 0
         self._stack: list[str] = []
         self._totals: list[int | None] = []
@@ -175,11 +177,60 @@ class RunContext:
             said = await self._items.ask(item, Asked(name, message, content, author, channel))
         return str(said)
 
+    @asynccontextmanager
+    async def session(
+        self,
+        id: str,  # noqa: A002
+        provider: SessionProvider,
+        *,
+        name: str | None = None,
+    ) -> AsyncIterator[RunSession]:
+        """Open a conversation that the provider keeps, for the block's items; or go on with it.
+
+        `async with run.session("coder", provider) as coder:` and in it
+        `await run.do("plan", plan, coder)`, where `plan` calls `coder.send`.
+
+        It is opened once, and its handle recorded before anything is said in it. A later life
+        resumes the session of that handle; where the provider lost it, or it has none, nothing is
+        executed and the run waits for an operator (`recovery_required`): `in_doubt="retry"` opens
+        another, `in_doubt="done"` with a handle as the result goes on with that one. One whose
+        block is over is not resumed.
+
+        Entering is a checkpoint; leaving is one, and closes what stands for the session here within
+        10 s. A wall is recorded, with the handle, before that.
+
+        Args:
+            id: 1 to 128 bytes, without a slash; the same in every life.
+            provider: One that has sessions (`providers.sessions.SessionProvider`).
+            name: What it is called where the run waits for it; None is its class's name.
+        Raises:
+            StepFailedError: It could not be opened, now or in an earlier life.
+            InvalidRunError, InvalidNameError: An argument is malformed; nothing was done.
+            RunEndedError: This life of the run is over.
+        """
+        path = self._path(id)
+        if not has_sessions(provider):
+            raise InvalidRunError("provider", "must be one that keeps sessions")
+        called = check_name(type(provider).__name__ if name is None else name, "name")
+        async with self._item(path, None, is_session=True) as item:
+            opened = await self._items.enter(item, provider, called)
+        is_over = False
+        try:
+            yield opened.session
+            is_over = True
+        except Exception:
+            is_over = True
+            raise
+        finally:
+            await self._items.leave(opened, is_over=is_over)
+
     def _path(self, id_: str) -> str:
         return check_path("/".join((*self._stack, check_step_id(id_))))
 
     @asynccontextmanager
-    async def _item(self, path: str, agent: str | None) -> AsyncIterator[Item]:
+    async def _item(
+        self, path: str, agent: str | None, *, is_session: bool = False
+    ) -> AsyncIterator[Item]:
         """The next item: one at a time, and none in a life that is to begin nothing."""
         if self._busy is not None:
             raise InvalidRunError(
@@ -195,7 +246,7 @@ class RunContext:
             life.make_busy()
             ordinal, self._next = self._next, self._next + 1
             total = next((each for each in reversed(self._totals) if each is not None), None)
-            yield Item(ordinal, path, total, agent)
+            yield Item(ordinal, path, total, agent, is_session)
         finally:
             self._busy = None
             life.quiet.set()

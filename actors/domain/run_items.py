@@ -53,8 +53,11 @@ class Item(NamedTuple):
     """How many items its step has, where the workflow said so."""
     agent: str | None = None
     """Whose turn it is, where it is one."""
+    is_session: bool = False
 
     def __str__(self) -> str:
+        if self.is_session:
+            return f"{self.path!r}, a session"
         turn = "" if self.agent is None else f", a turn of {self.agent!r}"
         return f"{self.path!r}{turn}"
 
@@ -122,8 +125,10 @@ class Items:
         if row is None:
             return None, None
         known: RunItem = row.record
-        if (known.path, known.agent) != (item.path, item.agent):
-            recorded = item._replace(path=known.path, agent=known.agent)
+        recorded = item._replace(
+            path=known.path, agent=known.agent, is_session=known.session is not None
+        )
+        if recorded != item:
             await self._recover(
                 f"item {item.ordinal} is recorded as {recorded}, and the workflow asks for {item}"
             )
@@ -172,6 +177,7 @@ class Items:
             state="started",
             attempts=1 if row is None else row.record.attempts + 1,
             agent=item.agent,
+            session="opening" if item.is_session else None,
             started_ms=life.clock.now_ms(),
         )
         if not await self._write(item, row, started):

@@ -67,6 +67,8 @@ class Life:
         self.outcome: Outcome | None = None
         """Set once this life is over; whatever of it still runs starts nothing more."""
         self.failure: str | None = None
+        self.sessions: list[str | None] = []
+        """The handles of the providers' sessions that the workflow is inside of, outer first."""
 
     @property
     def record(self) -> Run:

@@ -19,6 +19,7 @@ from .ingress import Content
 from .run_errors import TurnFailedError
 from .slot_rows import read_content, read_cuts, read_rows
 from .spec import AgentSpec
+from .usage_book import AccountUsage
 from .wait_book import Deferral
 
 OVER: Final = frozenset({"done", "failed", "cancelled"})
@@ -73,6 +74,9 @@ class Agents(Protocol):
 
     async def run_ephemeral(self, spec: AgentSpec, content: Content, author: str) -> str:
         """As `Runtime.run_ephemeral`."""
+
+    def account_of(self, provider: object) -> AccountUsage:
+        """The account that a provider calls with, and what is known of its usage."""
 
 
 class Place(NamedTuple):

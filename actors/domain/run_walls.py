@@ -85,10 +85,17 @@ def held_by(
         total=total,
         agent=deferral.agent,
         turn=turn,
+        **_stands_in(life),
         attempt=life.record.walls + 1,
         failure=bounded(f"{held}: {deferral.reason}"),
         since_ms=life.clock.now_ms(),
     )
+
+
+def _stands_in(life: Life) -> dict[str, Any]:
+    """The provider's session that a run stands inside, and whether it can be gone on with."""
+    inside = life.sessions
+    return {"session": inside[-1] if inside else None, "exact": None not in inside}
 
 
 def named(text: str | None) -> str | None:
@@ -113,6 +120,7 @@ def wall_of(
         "attempt": life.record.walls + 1,
         "since_ms": now_ms,
         "failure": bounded(told(error)),
+        **_stands_in(life),
     }
     exhausted = capacity_error_of(error)
     if exhausted is not None:

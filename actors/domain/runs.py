@@ -66,6 +66,9 @@ LOOK_EVERY_S: Final = 30.0
 """How often runs of dead processes are looked for."""
 STOP_S: Final = 10.0
 """How long a stop waits for functions that run, so that what they came to is recorded."""
+INEXACT: Final = (
+    "it stands inside a provider's session that has no handle, so nothing shows where exactly"
+)
 LOOK_ROWS_MAX: Final = 1_000
 
 _logger = Log(__name__)
@@ -266,6 +269,8 @@ class Runs(TrioActor):
             return None
         if workflow.version != record.version:
             return self._claims.recovery(record, other_version(record, workflow))
+        if record.suspension is not None and not record.suspension.exact:
+            return self._claims.recovery(record, INEXACT)
         return self._claims.taken_up(record)
 
     def _is_due(self, record: Run) -> bool:

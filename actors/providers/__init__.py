@@ -20,6 +20,7 @@ from .port import (
     Usage,
 )
 from .reader import read_stated_wait
+from .sessions import NativeSession, SessionLostError, SessionProvider
 from .stated import StatedWait, WaitEnds, WaitKind, WaitScope
 from .usage import read_usage
 from .windows import UsageReading, UsageWindow
@@ -35,6 +36,7 @@ __all__ = [
     "Exhaustion",
     "ModelReply",
     "ModelRequest",
+    "NativeSession",
     "OpenAIProvider",
     "PermitError",
     "Provider",
@@ -44,6 +46,8 @@ __all__ = [
     "ProviderNotInstalledError",
     "ProviderStalledError",
     "ReplyDelta",
+    "SessionLostError",
+    "SessionProvider",
     "StatedWait",
     "StopReason",
     "ToolSchema",

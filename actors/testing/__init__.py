@@ -19,6 +19,7 @@ from .scripted import (
     reply,
     stall,
 )
+from .scripted_sessions import ScriptedSessions
 from .settled import settled, wait_settled
 from .simulator import (
     Answer,
@@ -46,6 +47,7 @@ __all__ = [
     "Rule",
     "ScriptEndedError",
     "ScriptedProvider",
+    "ScriptedSessions",
     "SimulatedTool",
     "WallClock",
     "When",

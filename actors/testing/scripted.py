@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, Self
 
@@ -39,6 +40,7 @@ from ..providers.port import (
 )
 from ..providers.usage import read_usage
 from ..providers.windows import UsageReading, UsageWindow
+from .scripted_sessions import ScriptedSession, ScriptedSessions, scripted_session
 
 
 class ScriptEndedError(AbeyanceError):
@@ -279,6 +281,7 @@ class ScriptedProvider:
         carries_injections: The mandatory declaration of every provider.
         clock: Where stated waits are counted from.
         key: The credential it pretends to call with; providers of one key share an account.
+        sessions: The conversations that it keeps; None is none yet, in this process.
     """
 
     def __init__(
@@ -288,8 +291,10 @@ class ScriptedProvider:
         carries_injections: bool = True,
         clock: Clock | None = None,
         key: str | None = None,
+        sessions: ScriptedSessions | None = None,
     ) -> None:
         self._key = key
+        self.sessions = ScriptedSessions() if sessions is None else sessions
         self.carries_injections = carries_injections
         self.closed = False
         self.requests: list[ModelRequest] = []
@@ -341,6 +346,16 @@ class ScriptedProvider:
         # What no reply is, raw faults of a script among it, is judged by whoever gets it.
         exchange.reply = answer if isinstance(answer, ModelReply) else None
         return answer
+
+    def session(self, handle: str | None = None) -> AbstractAsyncContextManager[ScriptedSession]:
+        """Open a conversation, or resume one. See `SessionProvider.session`.
+
+        What is said in it plays the same script; a step sees the whole conversation.
+
+        Raises:
+            SessionLostError: On entering: there is none of that handle.
+        """
+        return scripted_session(self.sessions, handle, self.call)
 
     async def aclose(self) -> None:
         """Mark it closed. Idempotent. A checkpoint."""

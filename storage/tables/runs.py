@@ -71,7 +71,9 @@ class Suspension(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     turn: Seq | None = None
     """The turn of that agent whose end it waits for, where the item is one."""
     session: Name | None = None
-    """The provider's own handle of the conversation, where it has one."""
+    """The handle of the provider's session that it stands inside, where there is one."""
+    exact: bool = True
+    """False: it stands inside a session that nothing resumes; only an operator takes it up."""
     attempt: Annotated[int, Meta(ge=1)]
     """The how manieth wall of this run."""
     failure: Text
@@ -115,6 +117,9 @@ class RunItem(Record, frozen=True, kw_only=True):
     attempts: Annotated[int, Meta(ge=1)] = 1
     agent: Name | None = None
     """Whose turn it is, where it is one: it is joined, and never in doubt."""
+    session: Literal["opening", "open", "lost", "closed"] | None = None
+    """Of a provider's session: its handle is the result. `started` and `open` has no handle; `lost`
+    waits for an operator."""
     result: Packed | None = None
     error: Text = ""
     started_ms: Instant
