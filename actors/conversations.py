@@ -26,15 +26,16 @@ from abeyance.storage.crashpoints import crashpoint, declare
 from abeyance.storage.store import Guard, NotStored, Put, Refused, Request
 from abeyance.storage.tables.agents import Conversation as ConversationRecord
 from abeyance.storage.tables.blocks import ToolUseBlock
-from abeyance.storage.tables.slots import Cut
+from abeyance.storage.tables.slots import Cut, body_key
 
 from .disposal import dispose, end_agent
 from .domain.context_rows import read_summaries, record_of
 from .domain.errors import InvalidInputError, not_stored
 from .domain.ingress import check_name
 from .domain.requesters import Door
+from .domain.slot_edit_book import is_recast, read_recast
 from .domain.slot_messages import BeginFork
-from .domain.slot_rows import read_content, read_cuts, read_owner, read_rows
+from .domain.slot_rows import read_content, read_cuts, read_owner, read_rows, read_standing
 from .handle import AgentHandle
 
 if TYPE_CHECKING:
@@ -174,10 +175,7 @@ class Conversations:
         store = self._runtime._store
         await trio.lowlevel.checkpoint()
         cuts = read_cuts(store, slot)
-        for key, entry in read_rows(store, "slots", (slot,), reverse=True):
-            last = int(key[-1])
-            if _is_cut(cuts, last):
-                continue
+        for last, entry in read_standing(store, slot, cuts, reverse=True):
             if entry.role == "assistant" and any(
                 isinstance(block, ToolUseBlock) for block in read_content(store, slot, entry)
             ):
@@ -202,13 +200,18 @@ class Conversations:
             _, fence = read_owner(store, name)
             owner = Guard("owners", ("slot", name), fence)
             puts, seen, cuts = [], 0, read_cuts(store, slot)
-            rows = read_rows(store, "slots", (slot,), after=(slot, at), limit=ROWS_A_COMMIT)
-            for place, entry in rows:
+            recast = read_recast(store, slot)
+            rows = store.scan("slots", (slot,), after=(slot, at), limit=ROWS_A_COMMIT)
+            for place, found in rows:
                 if int(place[-1]) > record.base_seq:
                     break
                 seen, at = seen + 1, int(place[-1])
                 if not _is_cut(cuts, at):
-                    puts.append(Put("slots", (name, at), encode(_forked(entry, slot))))
+                    if isinstance(found, Exception):
+                        raise found
+                    entry = found.record
+                    forked = _forked(entry, slot, recast=is_recast(recast, at, entry))
+                    puts.append(Put("slots", (name, at), encode(forked)))
             guards: tuple[Guard, ...] = (owner,)
             if seen < ROWS_A_COMMIT:
                 await self._take_over_context(slot, agent, name, record.base_seq, owner)
@@ -227,7 +230,8 @@ class Conversations:
         found = read_summaries(store, slot, agent, lambda _last, _error: None)
         summary = next((each for each in found if each.last <= base), None)
         if summary is not None:
-            put = Put("contexts", (name, name, summary.last), encode(record_of(summary)))
+            record = record_of(summary, revision=0)
+            put = Put("contexts", (name, name, summary.last), encode(record))
             await self._commit(Request((owner,), (put,)))
 
     async def _commit(self, request: Request) -> bool:
@@ -248,7 +252,15 @@ def _fresh_name(parent: str) -> str:
     return f"{kept}.{secrets.token_hex(6)}"
 
 
-def _forked(entry: Any, parent: str) -> Any:
-    """A row of the parent's as the fork has it: what was said, and no turn of its own."""
-    origin = entry.origin or parent
-    return msgspec.structs.replace(entry, origin=origin, turn=None, round=None)
+def _forked(entry: Any, parent: str, *, recast: bool) -> Any:
+    """A row of the parent's as the fork has it: what it says now, and no turn of its own."""
+    origin, number = body_key(parent, entry)
+    return msgspec.structs.replace(
+        entry,
+        origin=origin,
+        entry=number,
+        edited=None,
+        recast=entry.recast or recast,
+        turn=None,
+        round=None,
+    )

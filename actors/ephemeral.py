@@ -25,6 +25,7 @@ from abeyance.storage.crashpoints import crashpoint, declare
 from abeyance.storage.store import Put
 from abeyance.storage.tables.agents import Ephemeral
 from abeyance.storage.tables.blocks import TextBlock
+from abeyance.storage.tables.slots import body_key
 
 from .core import ChildSpec, Supervisor, SupervisorSpec
 from .core.errors import ActorDeadError
@@ -168,7 +169,7 @@ class EphemeralRun:
             )
         for _, entry in read_rows(store, "slots", (self.name,), reverse=True):
             if (entry.turn, entry.role) == (number, "assistant"):
-                row = store.get("bodies", (self.name, entry.entry))
+                row = store.get("bodies", body_key(self.name, entry))
                 blocks = () if row is None else row.record.blocks
                 return "\n".join(block.text for block in blocks if isinstance(block, TextBlock))
         return ""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,6 @@ import trio
 
 from abeyance.actors.providers.port import ModelReply, ModelRequest
 from abeyance.storage.errors import StoreClosedError
-from abeyance.storage.tables.blocks import ToolUseBlock
 
 from .core import TrioFuture
 from .core.errors import AbeyanceError, ActorDeadError, MailboxClosedError, OutcomeUnknownError
@@ -20,43 +19,36 @@ from .domain.context import Summary
 from .domain.context_rows import read_summaries
 from .domain.drafts import Batch, Draft, read_history, read_message, read_said
 from .domain.errors import (
-    AdmissionClosedError,
     AgentEndedError,
     BatchTooLargeError,
     InboxFullError,
     InvalidInputError,
 )
-from .domain.ingress import Content, check_name, new_message_id, read_blocks
-from .domain.pairs import PairReceipt, RunTool, StopTool
-from .domain.requesters import Door
+from .domain.ingress import Content, check_name
 from .domain.slot_inbox import FINAL_STATES, read_receipt
 from .domain.slot_messages import (
     Accept,
     AcceptMany,
     Receipt,
     Retract,
-    RewindReceipt,
-    RewindSlot,
-    UndoRewind,
 )
 from .domain.streaming import StreamItem
 from .domain.transcript import (
     After,
     TranscriptMessage,
-    find_place,
     last_place,
     place_after,
-    read_rewound,
     read_transcript,
 )
 from .lifetime import closed
+from .operator_verbs import OperatorVerbs
 
 if TYPE_CHECKING:
     from .members import Member
     from .runtime import Runtime
 
 
-class AgentHandle:
+class AgentHandle(OperatorVerbs):
     """What a host holds of one agent. Cheap; outlives the agent's crashes."""
 
     def __init__(self, runtime: Runtime, name: str) -> None:
@@ -491,82 +483,6 @@ class AgentHandle:
             behind = last_place(store, slot) if after is None else after
         return member.stream.items(store, slot, behind)
 
-    async def run_tool(
-        self,
-        name: str,
-        input: Mapping[str, Any] | None = None,  # noqa: A002 - the wire's own word.
-        *,
-        requester: str,
-        door: Door = "api",
-    ) -> PairReceipt:
-        """Run one of the agent's tools as if its model had called it. An operator's act.
-
-        It waits behind the turn that lives on the slot, and holds the slot from its call to its
-        result: no turn starts in between, and what is sent meanwhile lands behind. Call and result
-        stand side by side in the transcript, and wake nobody. A held turn stays held. Where the
-        process dies meanwhile the call is in doubt, and the next start settles it by the tool's
-        `in_doubt`.
-
-        A checkpoint. Cancelled: not run where it had not begun; else it comes to its end, and the
-        transcript tells. Durable: on return.
-
-        Args:
-            name: Of a tool that the agent was added with.
-            input: What the tool is called with, by name.
-            requester: Who asks, as it is recorded behind the door's name.
-            door: The way the request came; `api` asks the host's admin gate.
-        Raises:
-            InvalidInputError, InvalidMessageError: Names the argument; nothing was done.
-            NotPermittedError: The host's admin gate did not let it pass; nothing was done.
-            QuiescedError: The host is quiesced; nothing was done.
-            AskCycleError: Called from a tool whose turn it would wait for.
-            AdmissionClosedError: The agent was stopped or removed before it began.
-            NotStoredError: The call could not be stored; nothing was run.
-            AgentParkedError, AgentEndedError, OwnershipLostError, RuntimeClosedError: As for
-                `wait_idle`.
-        """
-        runtime, member = self._runtime, self._runtime._member(self.name)
-        by = runtime._permitted("run_tool", self.name, requester, door)
-        if not isinstance(name, str) or name not in member.settings.tools:
-            raise InvalidInputError("name", f"must be one of the agent's tools, not {name!r:.80}")
-        now_ms = runtime.clock.now_ms()
-        message = new_message_id(now_ms)
-        fields = {"type": "tool_use", "id": f"op-{message}", "name": name, "input": input or {}}
-        (call,) = read_blocks(fields, "tool")
-        assert isinstance(call, ToolUseBlock)
-        member.check_not_parked()
-        runtime._quiescence.check_serving()
-        receipt: PairReceipt | None = None
-        with runtime._rings.waiting(self.name):
-            try:
-                with member.parking.cut_off():
-                    receipt = await member.agent.ask(RunTool(call, message, by, now_ms))
-            except trio.Cancelled:
-                with suppress(ActorDeadError):
-                    member.agent.tell(StopTool(message))
-                raise
-            except ActorDeadError as error:
-                raise self._ended() from error
-            except AdmissionClosedError:
-                runtime._check_open()
-                raise
-        if receipt is None:
-            raise member.parked_error()
-        return receipt
-
-    async def rewound(self) -> AsyncGenerator[TranscriptMessage, None]:
-        """Yield the messages that rewinds took out of the transcript and that are still kept.
-
-        A checkpoint a page. They are kept for 7 days.
-        """
-        member, lifetime = self._runtime._member(self.name), self._runtime._lifetime
-        with lifetime.answers():
-            rows = read_rewound(self._runtime._store, member.slot_name)
-            async with aclosing(rows):
-                async for message in rows:
-                    yield message
-                    lifetime.check_open()
-
     def summaries(self) -> tuple[Summary, ...]:
         """What stands for the older part of the transcript, the newest first; see docs/context.md.
 
@@ -578,88 +494,6 @@ class AgentHandle:
             self._runtime._store, member.slot_name, self.name, lambda _last, _error: None
         )
         return tuple(found)
-
-    async def rewind(self, to: str | int, *, requester: str, door: Door = "api") -> RewindReceipt:
-        """Take everything behind a message out of the transcript. An operator's act.
-
-        A live turn is ended first, its open tool gap closed; its wakes are given back where
-        something is left to answer. A held turn stays held. Messages in the inbox, wakes, waits and
-        alerts stay as they are. What was taken out is kept for 7 days: `rewound()` reads it, and
-        `undo_rewind` puts it back.
-
-        A checkpoint. Cancelled: it may have been done, or be done yet; the transcript tells.
-        Durable: on return.
-
-        Args:
-            to: The last message that stays: its id, or its place (`.seq`); 0 keeps none.
-            requester: Who asks, as it is recorded behind the door's name; one line, cut off at
-                200 characters.
-            door: The way the request came; `api` asks the host's admin gate.
-        Returns:
-            The places between which lay what was taken out, or None and None.
-        Raises:
-            InvalidInputError: `to` or `requester` is malformed, or `to` lies between a tool call
-                and its result; nothing was done.
-            NotPermittedError: The host's admin gate did not let it pass; nothing was done.
-            UnknownMessageError: No such message in the transcript; nothing was done.
-            RewindRefusedError: 64 rewinds are kept already, or another agent's turn lives on this
-                slot; nothing was done.
-            UnreadableRecordError: That message, or the slot's head, cannot be read.
-            NotStoredError: The commit failed; nothing was rewound.
-            AgentParkedError, OwnershipLostError, RuntimeClosedError: As for `send`.
-        """
-        runtime = self._runtime
-        member = runtime._member(self.name)
-        by = runtime._permitted("rewind", self.name, requester, door)
-        with runtime._lifetime.answers():
-            place = await find_place(runtime._store, member.slot_name, to)
-        now_ms = runtime.clock.now_ms()
-        return await self._ask_agent(
-            RewindSlot(place, new_message_id(now_ms), by, now_ms, self.name)
-        )
-
-    async def undo_rewind(self, *, requester: str, door: Door = "api") -> RewindReceipt:
-        """Put back what the last rewind took out, as long as the transcript did not go on since.
-
-        A checkpoint. Cancelled: it may have been done; the transcript tells.
-        Durable: on return.
-
-        Raises:
-            InvalidInputError: `requester` is malformed; nothing was done.
-            RewindRefusedError: Nothing was rewound, it is pruned, a message or a turn came since,
-                or a turn lives on what is left; nothing was done.
-            NotStoredError: The commit failed; nothing was done.
-            AgentParkedError, OwnershipLostError, RuntimeClosedError: As for `send`.
-        """
-        runtime = self._runtime
-        runtime._member(self.name)
-        by = runtime._permitted("undo_rewind", self.name, requester, door)
-        now_ms = runtime.clock.now_ms()
-        return await self._ask_agent(UndoRewind(new_message_id(now_ms), by, now_ms))
-
-    async def _ask_agent(self, message: RewindSlot | UndoRewind) -> RewindReceipt:
-        member = self._runtime._member(self.name)
-        member.check_not_parked()
-        receipt = None
-        try:
-            with member.parking.cut_off():
-                receipt = await member.agent.ask(message)
-        except ActorDeadError as error:
-            raise self._ended() from error
-        if receipt is None:
-            raise member.parked_error()
-        answered: RewindReceipt = receipt
-        return answered
-
-    def _ended(self) -> AbeyanceError:
-        """Why its actors have ended: the runtime has, or the agent alone."""
-        if self._runtime._closed:
-            return closed()
-        return AgentEndedError(
-            f"agent {self.name!r} has ended; nothing was done, what was accepted is in its slot or "
-            "among the dead letters; add it again",
-            agent=self.name,
-        )
 
     def _ended_meanwhile(self, error: ActorDeadError, message: str) -> AbeyanceError:
         if isinstance(error, MailboxClosedError):

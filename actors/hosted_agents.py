@@ -15,10 +15,11 @@ from .conversations import Conversation
 from .core.errors import WouldDeadlockError
 from .domain.context import Summary
 from .domain.drafts import Draft
+from .domain.edit_rows import EditRow
 from .domain.errors import RuntimeClosedError
 from .domain.ingress import Content
 from .domain.pairs import PairReceipt
-from .domain.slot_messages import Receipt, RewindReceipt
+from .domain.slot_messages import EditReceipt, Receipt, RewindReceipt
 from .domain.streaming import StreamItem
 from .domain.transcript import After, TranscriptMessage
 from .handle import AgentHandle
@@ -220,6 +221,33 @@ class HostedAgent:
             return await self._handle.undo_rewind(requester=requester)
 
         return self._host._call(undo, block)
+
+    def edit(
+        self, message: str | int, blocks: Content | None, *, requester: str, block: bool = True
+    ) -> Any:
+        """Give a stored message other words, or take it out. As `AgentHandle.edit`."""
+
+        async def edit(runtime: Runtime) -> EditReceipt:
+            return await self._handle.edit(message, blocks, requester=requester)
+
+        return self._host._call(edit, block)
+
+    def undo_edit(self, edit: int, *, requester: str, block: bool = True) -> Any:
+        """Put a message back as it was before an edit. As `AgentHandle.undo_edit`."""
+
+        async def undo(runtime: Runtime) -> EditReceipt:
+            return await self._handle.undo_edit(edit, requester=requester)
+
+        return self._host._call(undo, block)
+
+    def edits(self) -> tuple[EditRow, ...]:
+        """The edits of the transcript that are kept. As `AgentHandle.edits`."""
+
+        async def read(runtime: Runtime) -> tuple[EditRow, ...]:
+            return self._handle.edits()
+
+        found: tuple[EditRow, ...] = self._host._call(read, True)
+        return found
 
 
 class HostedConversation(HostedAgent):

@@ -47,7 +47,7 @@ FAMILIES = (
         UnknownRunError UnknownWorkflowError UnknownScheduleError RunOpenError RunStateError RunOwnedElsewhereError RunsParkedError TurnFailedError SessionLostError RunEndedError StepFailedError
         RuntimeClosedError
         QuiescedError ResumedError
-        RewindRefusedError UnknownMessageError CapacityExhaustedError AgentParkedError AgentEndedError AdmissionClosedError RunExhaustedError RunFailedError RunInterruptedError UnknownAgentError LeaseLostError OwnershipLostError
+        RewindRefusedError EditRefusedError UnknownMessageError CapacityExhaustedError AgentParkedError AgentEndedError AdmissionClosedError RunExhaustedError RunFailedError RunInterruptedError UnknownAgentError LeaseLostError OwnershipLostError
         AlreadyOpenError MissingStoreError NoFileLocksError OwnedElsewhereError StoreBusyError
         StoreClosedError
         ControlError NoHostError

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 from .errors import UnreadableRecordError
 from .store import Key, Store
 from .tables import TABLES
+from .tables.slots import body_key
 
 
 class Finding(NamedTuple):
@@ -61,16 +62,17 @@ def _references(store: Store, table: str, key: Key, record: Any) -> Iterator[Fin
     wanted: list[tuple[str, Key]] = []
     if table == "ids":
         slot = key[0]
-        if record.state in ("inbox", "slot"):
-            wanted.append(("bodies", (slot, record.entry)))
         if record.state == "inbox":
+            wanted.append(("bodies", (slot, record.entry)))
             wanted.append(("inbox", (slot, record.entry)))
         elif record.state == "slot" and record.seq is not None:
             wanted.append(("slots", (slot, record.seq)))
     elif table == "inbox":
         wanted.append(("bodies", key))
     elif table == "slots":
-        wanted.append(("bodies", (key[0], record.entry)))
+        wanted.append(("bodies", body_key(str(key[0]), record)))
+    elif table == "edits" and record.undone_ms is None:
+        wanted.append(("bodies", body_key(str(key[0]), record.row)))
     elif table == "heads" and record.open_turn is not None:
         wanted.append(("turns", (key[0], record.open_turn)))
     for other, target in wanted:

@@ -34,11 +34,13 @@ from .context_rows import (
     check_cover,
     coverable,
     first_place,
+    is_outdated,
     kept_places,
     open_context,
     read_summaries,
-    read_summary,
     record_of,
+    revision_of,
+    summary_of,
 )
 from .errors import (
     AgentEndedError,
@@ -50,6 +52,7 @@ from .errors import (
 )
 from .limits import COMPACTION_CALL_MS_MAX, COMPACTION_YIELD_MS
 from .protocol import Requests
+from .slot_edit_book import read_recast
 from .slot_rows import read_owner
 from .transcript import TranscriptMessage, read_transcript
 
@@ -97,6 +100,8 @@ class AgentContextDesk:
         self._kept = kept
         self._deferred = deferred
         self._out: set[trio.CancelScope] = set()
+        self._revision = revision_of(read_recast(store, slot))
+        """Edits behind this one may be of rows that the strategy has read already."""
 
     def summaries(self) -> Iterator[Summary]:
         return read_summaries(self._store, self.slot, self.agent, self._unreadable)
@@ -149,7 +154,8 @@ class AgentContextDesk:
                 return known
             first = min(first_place(self._store, self.slot), last)
             summary = Summary(last, first, text, self._strategy, self._clock.now_ms())
-            requests = self._plan(summary, known)
+            self._check_unedited(last)
+            requests = self._plan(summary, in_the_way=known)
             outcome = (await self._journal.ask(Requests(requests)))[-1]
             if isinstance(outcome, NotStored):
                 raise not_stored(outcome)
@@ -160,24 +166,37 @@ class AgentContextDesk:
         self._kept(summary)
         return summary
 
-    def _known(self, last: int) -> Summary | UnreadableRecordError | None:
-        """What stands for exactly these rows already (I3); an error where that is damaged."""
+    def _known(self, last: int) -> Summary | bool:
+        """What stands for exactly these rows already (I3); True where something is in its place
+        that stands for nothing, for it is damaged, or older than an edit of them."""
         try:
-            return read_summary(self._store, self.slot, self.agent, last)
-        except UnreadableRecordError as error:
+            row = self._store.get("contexts", (self.slot, self.agent, last))
+        except UnreadableRecordError:
             if open_context(self._store, self.agent) == last:
                 raise
-            return error
+            return True
+        if row is None:
+            return False
+        is_old = is_outdated(read_recast(self._store, self.slot), last, row.record.revision)
+        return is_old or summary_of(last, row.record)
 
-    def _plan(self, summary: Summary, known: UnreadableRecordError | None) -> list[Request]:
+    def _check_unedited(self, last: int) -> None:
+        if is_outdated(read_recast(self._store, self.slot), last, self._revision):
+            raise CompactionAbandonedError(
+                f"a message that the context strategy of agent {self.agent!r} had read was edited "
+                "meanwhile; its summary was not kept, and is made again later",
+                agent=self.agent,
+            )
+
+    def _plan(self, summary: Summary, *, in_the_way: bool) -> list[Request]:
         last = summary.last
         key = (self.slot, self.agent, last)
         try:
-            value = encode(record_of(summary))
+            value = encode(record_of(summary, self._revision))
         except InvalidRecordError as error:
             raise InvalidInputError("text", f"cannot be stored ({error})") from error
         requests = []
-        if known is not None:
+        if in_the_way:
             # Nothing can be put over a row that cannot be read.
             requests.append(Request(deletes=(Delete("contexts", key),)))
         others = kept_places(self._store, self.slot, self.agent)

@@ -1,8 +1,9 @@
 """Reading what stands for the older rows of a slot, and what may: no actor, nothing is written.
 
 Invariants:
-    I1  A summary stands exactly as long as its last row is in the transcript. A rewind cuts off the
-        end of a slot, so whichever of its rows is cut off, the last one is, too.
+    I1  A summary stands exactly as long as its last row is in the transcript, and none of its rows
+        was edited since they were read. A rewind cuts off the end of a slot, so whichever of its
+        rows is cut off, the last one is, too.
     I2  What cannot be read stands for nothing.
 """
 
@@ -15,11 +16,12 @@ from abeyance.storage.errors import UnreadableRecordError
 from abeyance.storage.store import Key, Store
 from abeyance.storage.tables.blocks import ToolUseBlock
 from abeyance.storage.tables.contexts import Context
-from abeyance.storage.tables.slots import Cut
+from abeyance.storage.tables.slots import Cut, Entry
 
 from .context import Summary
 from .errors import InvalidInputError
-from .slot_rows import read_content, read_cuts, read_rows
+from .slot_edit_book import Recast, read_recast
+from .slot_rows import read_content, read_cuts
 
 SUMMARIES_KEPT: Final = 4
 """Of each agent and slot: the newest, and those that a rewind may fall back to."""
@@ -32,12 +34,13 @@ def summary_of(last: int, record: Context) -> Summary:
     return Summary(last, record.first, record.text, record.strategy, record.made_ms)
 
 
-def record_of(summary: Summary) -> Context:
+def record_of(summary: Summary, revision: int) -> Context:
     return Context(
         first=summary.first,
         text=summary.text,
         strategy=summary.strategy,
         made_ms=summary.made_ms,
+        revision=revision,
     )
 
 
@@ -66,7 +69,9 @@ def read_summaries(
             unreadable(last, row)
         elif isinstance(row, Exception):
             raise row
-        elif stands(store, slot, last, read_cuts(store, slot)):
+        elif stands(store, slot, last, read_cuts(store, slot)) and not is_outdated(
+            read_recast(store, slot), last, row.record.revision
+        ):
             yield summary_of(last, row.record)
 
 
@@ -80,6 +85,16 @@ def stands(store: Store, slot: str, last: int, cuts: Sequence[Cut]) -> bool:
         return True  # It is there.
 
 
+def is_outdated(recast: Recast, last: int, revision: int) -> bool:
+    """Whether a row of those up to a place was edited since a revision."""
+    return any(place <= last and number > revision for place, number in recast)
+
+
+def revision_of(recast: Recast) -> int:
+    """The number of the last edit."""
+    return max((number for _, number in recast), default=0)
+
+
 def coverable(store: Store, slot: str) -> int:
     """The last place a summary may stand for: that of the newest reply of a turn.
 
@@ -89,10 +104,13 @@ def coverable(store: Store, slot: str) -> int:
     cuts, after = read_cuts(store, slot), None
     while True:
         at: Key | None = None
-        for key, entry in read_rows(store, "slots", (slot,), after=after, limit=PAGE, reverse=True):
+        for key, row in store.scan("slots", (slot,), after=after, limit=PAGE, reverse=True):
             at, seq = key, int(key[-1])
             if any(cut.first <= seq <= cut.last for cut in cuts):
                 continue
+            if isinstance(row, Exception):
+                raise row
+            entry: Entry = row.record
             if entry.role == "assistant" and entry.turn is not None:
                 return seq if not _calls(store, slot, entry) else seq - 1
         if at is None:
@@ -127,7 +145,7 @@ def first_place(store: Store, slot: str) -> int:
     after: Key | None = None
     while True:
         at: Key | None = None
-        for key, _ in read_rows(store, "slots", (slot,), after=after, limit=PAGE):
+        for key, _ in store.scan("slots", (slot,), after=after, limit=PAGE):
             at, seq = key, int(key[-1])
             if not any(cut.first <= seq <= cut.last for cut in cuts):
                 return seq

@@ -182,6 +182,20 @@ class RewindRefusedError(AbeyanceError):
     slot: str
 
 
+class EditRefusedError(AbeyanceError):
+    """An operator's edit, or its undo, would not fit the transcript as it is. Nothing was changed.
+
+    Attributes: `slot`; `reason`: `leased` (a turn or a tool pair lives on it), `pair` (half of a
+    tool call and its results), `asked` (a turn is asked for by it), `marker` (the runtime's own
+    note), `full` (as many edits are kept as may be), and of an undo `unknown` (nothing of it is
+    kept), `undone` or `superseded` (the message is something else since).
+    """
+
+    code = "edit_refused"
+    slot: str
+    reason: str
+
+
 class RunExhaustedError(AbeyanceError):
     """An ephemeral run met a wait that it does not sleep. It is over and made no further call.
 
@@ -273,7 +287,9 @@ class CallDeferredError(ProviderError):
 
 
 class CompactionAbandonedError(AbeyanceError):
-    """A context strategy's call took longer than it may, and was abandoned. Nothing was kept.
+    """A context strategy's call took longer than it may, or an edit was faster than its summary.
+
+    Nothing was kept.
 
     Attributes: `agent`.
     """

@@ -199,6 +199,31 @@ class RewindUndone(SlotRewound):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MessageEdited(AgentEvent):
+    """A row of an agent's transcript has other words, or was taken out; the store has it.
+
+    Attributes:
+        id: The message's id.
+        edit: The edit's number.
+        seq: The message's place.
+        by: Who did it.
+    """
+
+    kind: ClassVar[str] = "message_edited"
+    id: str
+    edit: int
+    seq: int
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EditUndone(MessageEdited):
+    """A row of an agent's transcript is as it was before an edit; the store has it."""
+
+    kind: ClassVar[str] = "edit_undone"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostQuiesced(Event):
     """Turns start no more, in any process of the directory; the store has it.
 

@@ -25,9 +25,10 @@ class OperatorAct(NamedTuple):
     """What a host's admin gate is asked about."""
 
     verb: str
-    """The method's name: `release_provider_wait`, `rewind`, `undo_rewind`, `remove_agent`,
-    `close` (a conversation's), `resume_agent`, `replay_dead_letter`, `replay_quarantined`,
-    `start_run`, `resume_run`, `use_fallback`, `cancel_run`, `take_over_run`."""
+    """The method's name: `release_provider_wait`, `rewind`, `undo_rewind`, `edit`, `undo_edit`,
+    `run_tool`, `remove_agent`, `close` (a conversation's), `resume_agent`, `replay_dead_letter`,
+    `replay_quarantined`, `start_run`, `resume_run`, `use_fallback`, `cancel_run`,
+    `take_over_run`."""
     agent: str
     """Whom it concerns; of a replay the name of the actor whose message it was, of a run the key or
     id that was given."""

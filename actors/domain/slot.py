@@ -58,6 +58,7 @@ from .slot_acts import Act, SlotKept
 from .slot_again import read_again
 from .slot_batches import plan_accepts
 from .slot_book import SlotBook
+from .slot_edits import next_forget_ms, plan_forget
 from .slot_ids import Ids, check_same
 from .slot_line import Line, must_wait
 from .slot_listeners import Listeners
@@ -69,6 +70,8 @@ from .slot_messages import (
     CheckRewind,
     CloseGap,
     Dispose,
+    EditReceipt,
+    EditSlot,
     EndPair,
     EndTurn,
     HoldTurn,
@@ -84,6 +87,7 @@ from .slot_messages import (
     StartTurn,
     TurnStart,
     TurnWithdrawn,
+    UndoEdit,
     UndoRewind,
     WithdrawPair,
     WithdrawStart,
@@ -206,7 +210,7 @@ class Slot(TrioActor):
                 return self._take_in(message) if done is None else done.answer
             case StartPair():
                 return self._start_pair(message)
-            case UndoRewind() | Dispose() | DeferWrites():
+            case UndoRewind() | EditSlot() | UndoEdit() | Dispose() | DeferWrites():
                 return self._take_in(message)
             case WithdrawPair(_, named):
                 self._line.withdraw_pair(named)
@@ -388,10 +392,12 @@ class Slot(TrioActor):
         if self._lost is None:
             now_ms = self._cell.system.clock.now_ms()
             self._plan_requests(plan_prune(self._book, self._chain, now_ms))
+            self._plan_requests(plan_forget(self._book, self._chain, now_ms))
             self._prune_later()
 
     def _prune_later(self) -> None:
-        due_ms = next_prune_ms(self._book)
+        due = [next_prune_ms(self._book), next_forget_ms(self._book)]
+        due_ms = min((at_ms for at_ms in due if at_ms is not None), default=None)
         if due_ms is None or self._prunes_later:
             return
         left_s = (due_ms - self._cell.system.clock.now_ms()) / 1_000
@@ -502,7 +508,7 @@ class Slot(TrioActor):
                 self._replaced(message.agent, answer)
         elif isinstance(message, AcceptMany):
             self._accepted(message, answer)
-        elif isinstance(message, Retract) and answer is None:
+        elif isinstance(message, Retract | EditSlot | UndoEdit) and answer is None:
             self._plan(act)
             return
         elif isinstance(answer, Retraction):
@@ -517,6 +523,8 @@ class Slot(TrioActor):
             self.kept.granted.pop(message.agent, None)
         elif isinstance(answer, RewindReceipt):
             self._rewound(message, answer)
+        elif isinstance(answer, EditReceipt):
+            self._edited(message, answer)
         act.set(answer)
 
     def _accepted(self, many: AcceptMany, receipts: tuple[Receipt, ...]) -> None:
@@ -539,6 +547,13 @@ class Slot(TrioActor):
         if done.withdrawn is not None:
             self._listeners.tell_withdrawn(done.agent, done.withdrawn)
         return done.receipt
+
+    def _edited(self, message: EditSlot | UndoEdit, receipt: EditReceipt) -> None:
+        self._book.edits.under_way.discard(self._book.edits.kept[receipt.edit].row.entry)
+        self._prune_later()
+        kind = events.EditUndone if isinstance(message, UndoEdit) else events.MessageEdited
+        number, id_, seq = receipt
+        self.emit(kind, agent=self._slot, id=id_, edit=number, seq=seq, by=message.by)
 
     def _rewound(self, message: Any, receipt: RewindReceipt) -> None:
         self._prune_later()

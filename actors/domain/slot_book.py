@@ -11,8 +11,7 @@ Invariants:
     I3  A number is never used twice. Its body and slot row tell that it was used; a request that
         takes one without them, or moves rows, writes the lease, whose `entry_next` and `seq_next`
         then exceed every number used.
-    I4  The rows in `ranges` that are no markers are exactly what the next request carries: all but
-        what a rewind cut off.
+    I4  `ranges` is what the next request carries: all rows but markers and what a rewind cut off.
     I5  A wake that an agent's open turn answers is no wake any more, whether or not its row is
         deleted yet; those whose rows are left are in `answered`.
     I6  What refuses to be planned (an error of this package) leaves the mirror as it was.
@@ -49,9 +48,11 @@ from abeyance.storage.tables.slots import (
 from .errors import InboxFullError
 from .ingress import identity
 from .mode import read_mode
+from .slot_edit_book import EditBook
 from .slot_messages import Accept, Rewake
+from .slot_ranges import SlotRanges
 from .slot_reading import EVERY_PLACE, Reading, joined, read_forked, reading
-from .slot_rows import read_rows, spans
+from .slot_rows import read_rows, read_standing, spans
 
 INBOX_ROWS_MAX: Final = 10_000
 INBOX_BYTES_MAX: Final = 256 * 1024 * 1024
@@ -121,8 +122,8 @@ class SlotBook:
         self.heads: dict[str, Counted] = {}
         self.turns: dict[str, Counted] = {}
         self.pairs: dict[str, Counted] = {}
-        self.ranges: list[list[int]] = []
-        self._reach = 0
+        self.next_rows = SlotRanges()
+        self.edits = EditBook(store, slot)
         self.carried: Carried | None = None
         """The slot's last request."""
         self.forked = read_forked(store, slot)
@@ -156,28 +157,37 @@ class SlotBook:
             self.carried = carried
             for first, last in carried.rows:
                 for begin, end in spans(cuts, first, last):
-                    self.carries(begin, last if end is None else end)
+                    self.next_rows.carries(begin, last if end is None else end)
                 after = last
         for begin, end in spans(cuts, after + 1, None):
-            rows = read_rows(self.store, "slots", (self.slot,), after=(self.slot, begin - 1))
-            for key, entry in rows:
-                seq = int(key[-1])
+            after_begin = (self.slot, begin - 1)
+            for seq, entry in read_standing(self.store, self.slot, cuts, after=after_begin):
                 if end is not None and seq > end:
                     break
                 if entry.role != "marker":
-                    self.carries(seq, seq)
+                    self.next_rows.carries(seq, seq)
                 else:
-                    self._skips(seq)
+                    self.next_rows.skips(seq)
+        for edit in self.edits.kept.values():
+            if edit.removes and not self.is_cut(edit.seq):
+                # What was taken out is in no request that follows; what came back is in each.
+                settle = self.next_rows.drop if edit.undone_ms is None else self.next_rows.restore
+                settle(edit.seq)
 
     def _settle_unread(self) -> None:
         """The rows that hosts sent and no request carried that was sent (I6)."""
         slot, after = self.slot, self.forked
         for first, last in (*self.lease.read, (EVERY_PLACE, EVERY_PLACE)):
             if first > after + 1:
-                for key, row in read_rows(self.store, "slots", (slot,), after=(slot, after)):
+                for key, found in self.store.scan("slots", (slot,), after=(slot, after)):
                     seq = int(key[-1])
                     if seq >= first:
                         break
+                    if isinstance(found, Exception):
+                        if self.is_cut(seq):
+                            continue
+                        raise found
+                    row = found.record
                     if row.turn is None and row.origin is None:
                         self.remember(row.entry, row)
                         self.unread[row.entry] = (seq, row)
@@ -201,6 +211,11 @@ class SlotBook:
     def lease(self) -> Lease:
         record: Lease = self._lease.record
         return record
+
+    @property
+    def ranges(self) -> list[list[int]]:
+        """What the next request carries (I4)."""
+        return self.next_rows.spans
 
     @property
     def is_leased(self) -> bool:
@@ -303,7 +318,7 @@ class SlotBook:
             self.inbox_bytes += row.body_bytes
         else:
             seq = self._take_seq()
-            self.carries(seq, seq)
+            self.next_rows.carries(seq, seq)
             self.unread[entry] = (seq, row)
         if accept.subject is not None:
             self.remember(entry, row)
@@ -454,7 +469,7 @@ class SlotBook:
             row = self.inbox.pop(entry)
             self.inbox_bytes -= row.body_bytes
             seq = self._take_seq()
-            self.carries(seq, seq)
+            self.next_rows.carries(seq, seq)
             self.unread[entry] = (seq, row)
             draft.deletes.append(Delete("inbox", (self.slot, entry)))
             draft.put("slots", (self.slot, seq), self.placed(entry, row))
@@ -490,26 +505,9 @@ class SlotBook:
         self.take_entry()
         self._take_seq()
         if role != "marker":
-            self.carries(seq, seq)
+            self.next_rows.carries(seq, seq)
         else:
-            self._skips(seq)
-
-    def carries(self, first: int, last: int) -> None:
-        """Rows that requests carry: they extend the last range where nothing else lies between."""
-        if self.ranges and self._reach == first - 1:
-            self.ranges[-1][1] = last
-        else:
-            self.ranges.append([first, last])
-        self._reach = last
-
-    def _skips(self, seq: int) -> None:
-        """A row that no request carries: the last range may go on behind it."""
-        if self._reach == seq - 1:
-            self._reach = seq
-
-    def keep_ranges(self, kept: list[list[int]], to: int) -> None:
-        """What is behind a place is carried no more."""
-        self.ranges, self._reach = kept, min(self._reach, to)
+            self.next_rows.skips(seq)
 
     def sent(self, draft: Draft, sent: bool | None) -> None:
         """The call that the last `carried` was written for was made (None: it may have been)."""

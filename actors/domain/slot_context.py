@@ -15,14 +15,25 @@ from msgspec.structs import replace
 from abeyance.storage.errors import UnreadableRecordError
 from abeyance.storage.tables.slots import Turn
 
+from .context_rows import is_outdated
 from .slot_book import SlotBook
 from .slot_messages import StartTurn
 
 
 def fresh_view(book: SlotBook, start: StartTurn) -> int | None:
-    """The view that was chosen for a fresh compile; None where a rewind was faster."""
+    """The view that was chosen for a fresh compile; None where a rewind or an edit was faster."""
     last = start.context
-    return None if last is None or book.is_cut(last) else last
+    if last is None or book.is_cut(last):
+        return None
+    recast = book.edits.recast
+    if recast:
+        try:
+            row = book.store.get("contexts", (book.slot, start.agent, last))
+        except UnreadableRecordError:
+            return None
+        if row is None or is_outdated(recast, last, row.record.revision):
+            return None
+    return last
 
 
 def in_view(book: SlotBook, turn: Turn, start: StartTurn) -> tuple[Turn, int | None]:
@@ -34,7 +45,8 @@ def in_view(book: SlotBook, turn: Turn, start: StartTurn) -> tuple[Turn, int | N
         return turn, None
     if frozen and last is not None and not book.is_cut(last):
         try:
-            if book.store.get("contexts", (book.slot, start.agent, last)) is not None:
+            row = book.store.get("contexts", (book.slot, start.agent, last))
+            if row is not None and not is_outdated(book.edits.recast, last, row.record.revision):
                 return turn, None
         except UnreadableRecordError:
             unreadable = last

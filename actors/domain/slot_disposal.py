@@ -310,7 +310,7 @@ def _placed(book: SlotBook, dispose: Dispose, entries: set[int]) -> Iterator[_Le
 
 
 def _content(book: SlotBook, entry: int) -> tuple[Block, ...] | None:
-    row = book.store.get("bodies", (book.slot, entry))
+    row = book.store.get("bodies", (book.slot, book.edits.last_words(entry)))
     return None if row is None else row.record.blocks
 
 

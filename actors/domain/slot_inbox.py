@@ -32,7 +32,7 @@ UNKNOWN: Final = "?"
 """In place of what a row that cannot be read would say."""
 READ_SLICE: Final = 64
 """Rows that are read before the loop gets a turn."""
-FINAL_STATES: Final = frozenset({"stored", "dead", "rewound", "replaced", "retracted"})
+FINAL_STATES: Final = frozenset({"stored", "dead", "rewound", "removed", "replaced", "retracted"})
 """States that `follow` ends with."""
 _STATES: Final = {"inbox": "accepted", "slot": "stored"}
 """What senders are told where a message is; whatever else became of it is told as it is stored."""

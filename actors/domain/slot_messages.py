@@ -62,11 +62,14 @@ class Receipt(NamedTuple):
     seq: int
     """The inbox's number of the message, its own for ever: `TranscriptMessage.entry`. It is not
     its place in the transcript, `TranscriptMessage.seq`, which is known once it is there."""
-    state: Literal["accepted", "held", "stored", "dead", "rewound", "replaced", "retracted"]
+    state: Literal[
+        "accepted", "held", "stored", "dead", "rewound", "removed", "replaced", "retracted"
+    ]
     """`accepted`: in the inbox, waiting for a boundary or a turn's end. `held`: the same, and it
     cannot join the live turn; `send` does not tell the two apart. `stored`: in the slot. `dead`: a
-    dead letter. `rewound`: an operator's rewind took it out of the slot. `replaced`: a newer
-    message of its subject has its number and its place. `retracted`: it was taken back."""
+    dead letter. `rewound`: an operator's rewind took it out of the slot, `removed`: an
+    operator's edit did. `replaced`: a newer message of its subject has its number and its place.
+    `retracted`: it was taken back."""
     cause: str | None = None
     """Why it waits, as `InboxRow.cause`, or why it is dead; None where there is nothing to say."""
     replaces: str | None = None
@@ -236,6 +239,43 @@ class RewindReceipt(NamedTuple):
     first: int | None
     """The places between which it lay; None where there was nothing to take out."""
     last: int | None
+
+
+class EditSlot(NamedTuple):
+    """Ask: give a row of the transcript other words, or take it out. Answers an `EditReceipt`.
+
+    Refused while a turn lives. The inbox, wakes and waits are not touched.
+    """
+
+    seq: int
+    message: str | None
+    """The id of the message that is expected at that place; None: whichever it is."""
+    blocks: tuple[Block, ...] | None
+    """None: it is taken out."""
+    act: str
+    """Tells one that was done before its asker was told from one that is to be done."""
+    by: str
+    at_ms: int
+
+
+class UndoEdit(NamedTuple):
+    """Ask: put a row back as it was before an edit. Answers an `EditReceipt`."""
+
+    edit: int
+    act: str
+    by: str
+    at_ms: int
+
+
+class EditReceipt(NamedTuple):
+    """An edit that is durable, or that was undone."""
+
+    edit: int
+    """Its number, which `undo_edit` takes."""
+    id: str
+    """The message that it is of."""
+    seq: int
+    """The message's place in the transcript."""
 
 
 class EndTurn(NamedTuple):

@@ -13,10 +13,12 @@ from .mode import DeferWrites
 from .slot_acts import SlotKept
 from .slot_book import SlotBook
 from .slot_disposal import plan_dispose
+from .slot_edits import plan_edit, plan_undo_edit
 from .slot_messages import (
     BeginFork,
     CloseGap,
     Dispose,
+    EditSlot,
     EndPair,
     EndTurn,
     HoldTurn,
@@ -26,6 +28,7 @@ from .slot_messages import (
     RewindSlot,
     StartPair,
     StartTurn,
+    UndoEdit,
     UndoRewind,
 )
 from .slot_pairs import plan_pair, plan_pair_end
@@ -67,6 +70,10 @@ def plan(book: SlotBook, kept: SlotKept, message: Any, chain: Chain) -> Plan:
             if cut is not None:
                 kept.begin_undo(message.act, cut, receipt)
             return Plan(requests, len(requests), receipt)
+        case EditSlot():
+            return plan_edit(book, message, chain)
+        case UndoEdit():
+            return plan_undo_edit(book, message, chain)
         case BeginFork():
             return Plan([Request(chain=chain)], 1)
         case Rewake():

@@ -31,14 +31,14 @@ from .errors import InvalidInputError, RewindRefusedError, UnknownMessageError
 from .slot_book import OPS_RESERVE, Draft, SlotBook
 from .slot_messages import CheckRewind, RewindReceipt, RewindSlot, UndoRewind
 from .slot_reading import scan_forks
-from .slot_rows import read_content, read_cuts, read_rows, speaks
+from .slot_rows import read_content, read_cuts, read_standing, speaks
 
 CUTS_MAX: Final = 64
 """Rewinds of one slot that are not pruned yet; one more is refused."""
 KEPT_MS: Final = 7 * 24 * 3_600_000
 """For how long what was rewound can be read and put back."""
-OPS_A_ROW: Final = 3
-"""Deleting one row: itself, its content, and what its id says."""
+OPS_A_ROW: Final = 4
+"""Deleting one row: itself, its content, what its id says; and the words of an edit."""
 
 
 def check_rewind(book: SlotBook, check: CheckRewind | RewindSlot) -> bool:
@@ -76,8 +76,9 @@ def check_rewind(book: SlotBook, check: CheckRewind | RewindSlot) -> bool:
 def leaves_answerable(book: SlotBook, to: int, agent: str | None) -> bool:
     """Whether the last row that a provider would be sent is anything but the agent's own words."""
     slot = book.slot
-    for key, entry in read_rows(book.store, "slots", (slot,), after=(slot, to + 1), reverse=True):
-        if not book.is_cut(int(key[-1])) and entry.role != "marker":
+    rows = read_standing(book.store, slot, book.lease.cuts, after=(slot, to + 1), reverse=True)
+    for _, entry in rows:
+        if entry.role != "marker":
             return entry.role != "assistant" or not speaks(agent, entry)
     return False
 
@@ -120,7 +121,7 @@ def mark(book: SlotBook, draft: Draft, rewind: RewindSlot, *, is_answerable: boo
         by=rewind.by,
         at_ms=rewind.at_ms,
     )
-    book.keep_ranges(kept, rewind.to)
+    book.next_rows.keep(kept, rewind.to)
     book.write_lease(draft, cuts=(*book.lease.cuts, cut))
     draft.appends.append(_line("slot_rewound", book.slot, cut, rewind))
     return RewindReceipt(first, last)
@@ -154,7 +155,7 @@ def plan_undo(
     else:
         draft = Draft()
         for first, last in cut.rows:
-            book.carries(first, last)
+            book.next_rows.carries(first, last)
         book.write_lease(draft, cuts=book.lease.cuts[:-1])
         draft.appends.append(_line("rewind_undone", book.slot, cut, undo))
         return [book.request(draft, chain)], RewindReceipt(cut.first, cut.last)
@@ -212,6 +213,8 @@ def _prune(book: SlotBook, place: int, cut: Cut, chain: Chain) -> Request:
 
 
 def _forget(draft: Draft, store: Store, slot: str, entry: Any) -> None:
+    if entry.edited is not None and not any(scan_forks(store, slot)):
+        draft.deletes.append(Delete("bodies", (slot, entry.edited)))
     if entry.origin is not None:
         return  # A fork's base: its content and its id are the slot's that it was forked from.
     if not any(scan_forks(store, slot)):

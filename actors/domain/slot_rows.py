@@ -8,7 +8,7 @@ from typing import Any
 from abeyance.storage.store import Store
 from abeyance.storage.tables.blocks import Block
 from abeyance.storage.tables.ownership import Owner
-from abeyance.storage.tables.slots import Cut, Entry
+from abeyance.storage.tables.slots import Cut, Entry, body_key
 
 from .ingress import identity
 from .slot_messages import PlacedRow
@@ -69,11 +69,28 @@ def read_span(
 ) -> list[PlacedRow]:
     """The slot's rows of a span as they are stored, rewound or not."""
     placed = []
-    for key, entry in read_rows(store, "slots", (slot,), after=(slot, first - 1), limit=limit):
+    for key, row in store.scan("slots", (slot,), after=(slot, first - 1), limit=limit):
         if last is not None and int(key[-1]) > last:
+            # Ahead of a look at it: a rewind gets past a row that cannot be read.
             break
+        if isinstance(row, Exception):
+            raise row
+        entry: Entry = row.record
         placed.append(PlacedRow(int(key[-1]), entry, read_content(store, slot, entry)))
     return placed
+
+
+def read_standing(
+    store: Store, slot: str, cuts: Iterable[Cut], **how: Any
+) -> Iterator[tuple[int, Entry]]:
+    """Places and rows of a slot that no rewind took out; one of them that is unreadable raises."""
+    for key, row in store.scan("slots", (slot,), **how):
+        seq = int(key[-1])
+        if any(cut.first <= seq <= cut.last for cut in cuts):
+            continue
+        if isinstance(row, Exception):
+            raise row
+        yield seq, row.record
 
 
 def read_boundary(store: Store, slot: str, agent: str, turn: int, round_: int) -> list[PlacedRow]:
@@ -97,8 +114,8 @@ def read_last(store: Store, slot: str) -> tuple[Block, ...]:
 
 
 def read_content(store: Store, slot: str, entry: Entry) -> tuple[Block, ...]:
-    """What a row says; a row that a fork took over has its body where it came from."""
-    return read_body(store, entry.origin or slot, entry.entry)
+    """What a row says: an edit's words, or what a fork took over from where it came from."""
+    return read_body(store, *body_key(slot, entry))
 
 
 def read_body(store: Store, slot: str, entry: int) -> tuple[Block, ...]:

@@ -113,7 +113,7 @@ def _replace(book: SlotBook, accept: Accept, entry: int, chain: Chain) -> tuple[
     guards = (book.owner, Guard("ids", (slot, accept.message), 0))
     state: Any = "accepted" if seq is None else "stored"
     receipt = Receipt(accept.message, entry, state, replaces=older.message)
-    return Request(guards, puts, (), (), chain), receipt
+    return Request(guards, puts, _words_gone(book, entry), (), chain), receipt
 
 
 def plan_retract(book: SlotBook, retract: Retract, known: MessageId | None, chain: Chain) -> Plan:
@@ -140,7 +140,9 @@ def plan_retract(book: SlotBook, retract: Retract, known: MessageId | None, chai
             slot=slot,
         )
     entry, waiting = known.entry, book.inbox.get(known.entry)
-    if known.state in ("dead", "rewound", "replaced", "retracted"):
+    if entry in book.edits.under_way:
+        return Plan([Request(chain=chain)], 1)
+    if known.state in ("dead", "rewound", "removed", "replaced", "retracted"):
         state: Any = known.state
         return Plan([], 0, Receipt(id_, entry, state, known.cause, by=known.by))
     if waiting is None and known.state == "inbox" and entry not in book.unread:
@@ -157,7 +159,7 @@ def plan_retract(book: SlotBook, retract: Retract, known: MessageId | None, chai
     else:
         seq, _ = book.unread.pop(entry)
         draft.deletes.append(Delete("slots", (slot, seq)))
-    draft.deletes.append(Delete("bodies", (slot, entry)))
+    draft.deletes += [Delete("bodies", (slot, entry)), *_words_gone(book, entry)]
     draft.put("ids", (slot, id_), _gone(book, entry, row, None))
     if row.subject is not None:
         book.forget_subject(entry, row)
@@ -198,6 +200,16 @@ def _gone(book: SlotBook, entry: int, row: Entry | Inboxed, by: str | None) -> M
         crc = known.record.body_crc
     state: Any = "retracted" if by is None else "replaced"
     return MessageId(entry=entry, state=state, body_crc=crc, by=by)
+
+
+def _words_gone(book: SlotBook, entry: int) -> tuple[Delete, ...]:
+    """The words that edits gave a message that is taken out: they go with it."""
+    edits = book.edits.kept.items()
+    return tuple(
+        Delete("bodies", (book.slot, number))
+        for number, edit in edits
+        if edit.row.entry == entry and not edit.removes and edit.undone_ms is None
+    )
 
 
 def _is_answered(book: SlotBook, agent: str, entry: int) -> bool:

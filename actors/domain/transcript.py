@@ -14,7 +14,7 @@ from abeyance.storage.tables.blocks import Block, TextBlock
 from .errors import InvalidInputError, UnknownMessageError
 from .ingress import check_name
 from .slot_messages import PlacedRow, Receipt
-from .slot_rows import read_cuts, read_placed, read_rows, read_span
+from .slot_rows import read_cuts, read_placed, read_span
 
 PAGE_ROWS = 64
 """Rows read before the loop gets a turn."""
@@ -130,11 +130,13 @@ async def find_place(store: Store, slot: str, to: object, *, field: str = "to") 
     while known is None:
         # Only what came in by `send` has a row by its id; replies and results are looked for.
         seq = None
-        for key, entry in read_rows(
-            store, "slots", (slot,), after=before, limit=PAGE_ROWS, reverse=True
-        ):
+        for key, row in store.scan("slots", (slot,), after=before, limit=PAGE_ROWS, reverse=True):
             seq = int(key[-1])
-            if entry.message == to:
+            if isinstance(row, Exception):
+                if any(cut.first <= seq <= cut.last for cut in read_cuts(store, slot)):
+                    continue
+                raise row
+            if row.record.message == to:
                 return seq
         if seq is None:
             break

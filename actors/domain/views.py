@@ -3,7 +3,7 @@
 Invariants:
     I1  One compile reads what it renders: of the rows that a summary stands for, none.
     I2  Signed reasoning is rendered only where it was produced behind the same beginning: a
-        provider takes it behind no other.
+        provider takes it behind no other. A row that was edited since is another beginning.
 
 Runs in: whichever task compiles.
 """
@@ -21,6 +21,7 @@ from abeyance.storage.tables.slots import Entry
 from .context import Summary
 from .context_rows import read_summary
 from .render import Voices, render
+from .slot_edit_book import is_recast, read_recast
 from .slot_messages import PlacedRow
 
 
@@ -44,6 +45,7 @@ class View:
         voices: Voices | None = None,
     ) -> None:
         self._voices = voices
+        self._recast = read_recast(store, slot)
         self._store = store
         self._slot = slot
         self._own = (agent, turn)
@@ -71,21 +73,23 @@ class View:
             if message is None:
                 continue
             if message.role == "assistant" and ThinkingBlock in map(type, message.blocks):
-                fitted = self._fitted(row.entry, message)
+                fitted = self._fitted(row, message)
                 if fitted is None:
                     continue
                 message = fitted
             messages.append(message)
         return messages
 
-    def _fitted(self, entry: Entry, message: ProviderMessage) -> ProviderMessage | None:
+    def _fitted(self, row: PlacedRow, message: ProviderMessage) -> ProviderMessage | None:
         """A reply without reasoning that another view led to; None where nothing else is in it."""
-        if self._fits(entry):
+        if self._fits(row.seq, row.entry):
             return message
         blocks = tuple(block for block in message.blocks if not isinstance(block, ThinkingBlock))
         return ProviderMessage(message.role, blocks) if blocks else None
 
-    def _fits(self, entry: Entry) -> bool:
+    def _fits(self, seq: int, entry: Entry) -> bool:
+        if entry.recast or is_recast(self._recast, seq, entry):
+            return False
         if entry.turn is None or entry.round is None:
             # A fork took it over: from which view, its resident's turns would say.
             origin = entry.origin or self._slot

@@ -236,11 +236,12 @@ def _read(store: Store, slot: str, agent: str) -> _Slot:
         places.append(place)
         if view.last is not None and place <= view.last:
             continue
-        body = store.get("bodies", (row.origin or slot, row.entry))
+        edited = (slot, row.edited)
+        body = store.get("bodies", edited if row.edited else (row.origin or slot, row.entry))
         if body is None:
             raise _UnreadableError
         role = "assistant" if row.role == "assistant" else "user"
-        blocks = [block for block in body.record.blocks if view.takes(row, block)]
+        blocks = [block for block in body.record.blocks if view.takes(place, row, block)]
         if row.role == "user" and _folded(row.author) == _folded(agent):
             role = "assistant"  # For another that shares the slot, in this one's words.
         elif row.role != "user" and _folded(row.author) not in voices:
@@ -285,6 +286,8 @@ class _View:
         number = None if head is None else head.record.open_turn
         turn = None if number is None else store.get("turns", (agent, number))
         self._slot = slot
+        revision = store.get("revisions", (slot,))
+        self._recast = () if revision is None else _record(revision).recast
         self.last: int | None = None if turn is None else turn.record.context
         self.begins: list[Said] = []
         if self.last is not None:
@@ -295,10 +298,15 @@ class _View:
                 block = TextBlock(text=summary.record.text)
                 self.begins.append(Said("user", canonical_blocks((block,))))
 
-    def takes(self, row: Any, block: Any) -> bool:
+    def takes(self, place: int, row: Any, block: Any) -> bool:
         """Whether a block is said: a reply's reasoning only behind what it was produced behind."""
         if not isinstance(block, ThinkingBlock):
             return True
+        if row.recast or any(
+            edited < place and (row.origin is not None or row.entry < until)
+            for edited, until in self._recast
+        ):
+            return False
         source = (row.origin or self._slot,)
         if self.last is None and not any(self._store.scan("contexts", source, limit=1)):
             return True

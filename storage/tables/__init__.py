@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 from ..store import Record
 from .agents import Agent, Conversation, Ephemeral, Sharer
 from .contexts import Context
+from .edits import Edit, Revision
 from .kept import DeadLetter, Delivery, Quarantined, Reminder
 from .ownership import Changes, Mode, Owner, Process, Sequence, StoreMeta
 from .runs import Run, RunIndexed, RunItem, RunKey, RunTransition
@@ -43,6 +44,8 @@ TABLES: Final[dict[str, Table]] = {
         Table("leases", (str,), (Lease,)),
         Table("carried", (str, int), (Carried,)),
         Table("contexts", (str, str, int), (Context,)),
+        Table("edits", (str, int), (Edit,)),
+        Table("revisions", (str,), (Revision,)),
         Table("wakes", (str, int), (Wake,)),
         Table("heads", (str,), (Head,)),
         Table("turns", (str, int), (Turn,)),

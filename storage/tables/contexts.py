@@ -20,7 +20,8 @@ class Context(Record, frozen=True, kw_only=True):
     """What stands for the rows from `first` up to the place in its key. Never written again.
 
     It holds for as long as the row at that place is part of the transcript: a rewind cuts off the
-    end of a slot, so that one which takes out any of the rows takes out the last, too.
+    end of a slot, so that one which takes out any of the rows takes out the last, too. And for as
+    long as none of the rows was edited since they were read.
     """
 
     KIND = "context"
@@ -30,3 +31,5 @@ class Context(Record, frozen=True, kw_only=True):
     strategy: Name
     """The class of the strategy that kept it."""
     made_ms: Instant
+    revision: Seq = 0
+    """The number of the last edit of the slot before its rows were read; 0 before the first."""

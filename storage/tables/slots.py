@@ -27,9 +27,10 @@ class MessageId(Record, frozen=True, kw_only=True):
 
     KIND = "message_id"
     entry: Seq
-    state: Literal["inbox", "slot", "dead", "rewound", "replaced", "retracted"]
-    """`rewound`: a rewind took it out of the slot, and its content is gone. `replaced`: a newer
-    message of its subject has its number, and its place. `retracted`: it was taken back."""
+    state: Literal["inbox", "slot", "dead", "rewound", "removed", "replaced", "retracted"]
+    """`rewound`: a rewind took it out of the slot, and its content is gone. `removed`: an edit took
+    it out. `replaced`: a newer message of its subject has its number, and its place. `retracted`:
+    it was taken back."""
     seq: Seq | None = None
     """Its place in the slot, when it is there."""
     body_crc: Seq
@@ -82,6 +83,17 @@ class Entry(Record, frozen=True, kw_only=True):
     at_ms: Instant
     origin: Name | None = None
     """The slot whose body `entry` names, where the row was taken over by a fork."""
+    edited: Seq | None = None
+    """The number of the edit whose words it has, under which their body is in this row's slot."""
+    recast: bool = False
+    """Taken over by a fork: it was written behind other words than stand before it there."""
+
+
+def body_key(slot: str, entry: Entry) -> tuple[str, int]:
+    """Where the content of a slot's row is."""
+    if entry.edited is not None:
+        return slot, entry.edited
+    return entry.origin or slot, entry.entry
 
 
 class Cut(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 import trio
 
 from abeyance.actors.core import (
@@ -58,6 +59,7 @@ class DeskStore(MemoryStore):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.batches: list[tuple[Request, ...]] = []
+        self.spoilt: set[tuple[str, Key]] = set()
         self.fate: Callable[[int], Exception | None] = lambda number: None
         """Of each batch that writes, by number from 0: the error it fails with, or None."""
         self._writes = 0
@@ -72,6 +74,16 @@ class DeskStore(MemoryStore):
     @property
     def requests(self) -> list[Request]:
         return [request for batch in self.batches for request in batch]
+
+    def get(self, table: str, key: Key) -> Row | None:
+        row = super().get(table, key)
+        if row is not None and (table, key) in self.spoilt:
+            raise _unreadable(table, key)
+        return row
+
+    def scan(self, table: str, *how: Any, **more: Any) -> Iterator[tuple[Key, Row | Exception]]:
+        for key, row in super().scan(table, *how, **more):
+            yield key, _unreadable(table, key) if (table, key) in self.spoilt else row
 
     def own(self, slot: str, nonce: str | None = None, *, fence: int = 1) -> None:
         owner = Owner(nonce=self.nonce if nonce is None else nonce, fence=fence)
@@ -154,13 +166,24 @@ def rows(store: Store, table: str, prefix: tuple[Any, ...] = ()) -> dict[tuple[A
 
 
 def make_unreadable(store: Store, table: str, key: Key) -> None:
-    """Put a row of a later version over a row: this one does not read it."""
+    """Have a row be damaged: one in memory is said to be, over another a later version is put."""
     row = store.get(table, key)
     assert row is not None
-    made = codec.encode(row.record)
-    value = Value(made.kind, 99, made.body, made.body_crc)
-    (outcome,) = store.commit(Request(puts=(Put(table, key, value),)))
-    assert isinstance(outcome, Committed)
+    if isinstance(store, DeskStore):
+        store.spoilt.add((table, key))
+    else:
+        made = codec.encode(row.record)
+        value = Value(made.kind, 99, made.body, made.body_crc)
+        (outcome,) = store.commit(Request(puts=(Put(table, key, value),)))
+        assert isinstance(outcome, Committed)
+    with pytest.raises(UnreadableRecordError):
+        store.get(table, key)
+
+
+def _unreadable(table: str, key: Key) -> UnreadableRecordError:
+    return UnreadableRecordError(
+        f"row {key!r} of table {table} is damaged", table=table, key=key, cause="damaged"
+    )
 
 
 def line(text: str) -> Append:

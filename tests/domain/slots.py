@@ -238,8 +238,9 @@ def check(store: Store) -> None:
 
     # What a request carries is every row before it but markers, and a new book says the same.
     sendable = [row.seq for row in placed if row.entry.role != "marker"]
+    came_back = any(edit.removes for edit in rows(store, "edits", (SLOT,)).values())
     was_rewound = bool(cuts) or [row.seq for row in placed] != list(range(1, len(placed) + 1))
-    for carried in () if was_rewound else rows(store, "carried", (SLOT,)).values():
+    for carried in () if was_rewound or came_back else rows(store, "carried", (SLOT,)).values():
         last = numbers(carried.rows)[-1:] or [0]
         assert places(store, carried.rows) == [seq for seq in sendable if seq <= last[0]]
     book = load(store)
@@ -274,6 +275,7 @@ class BookDesk:
         copy = self.store.reopened(nonce=self.store.nonce)
         copy.__class__ = DeskStore
         copy.batches, copy.fate, copy._writes = [], lambda number: None, 0  # type: ignore[attr-defined]
+        copy.spoilt = set(self.store.spoilt)  # type: ignore[attr-defined]
         return copy
 
     def commit(self, requests: list[Request], *, prefixes: bool = True) -> None:

@@ -15,7 +15,7 @@ from trio.testing import MockClock
 
 from abeyance.actors import Runtime
 from abeyance.actors.domain.alert_book import AlertNotDeliveredError
-from abeyance.actors.domain.errors import NotStoredError
+from abeyance.actors.domain.errors import EditRefusedError, NotStoredError
 from abeyance.actors.domain.protocol import ReleasedWait
 from abeyance.actors.domain.wait_book import ACCOUNT
 from abeyance.actors.providers.credentials import fingerprint
@@ -26,7 +26,7 @@ from abeyance.storage.lmdb_store import LmdbStore
 from abeyance.storage.store import Key, Put, Request
 from abeyance.storage.tables import TABLES
 from abeyance.storage.tables.agents import Ephemeral
-from abeyance.storage.tables.blocks import TextBlock
+from abeyance.storage.tables.blocks import TextBlock, ThinkingBlock
 from abeyance.storage.tables.slots import Body, Inboxed
 from abeyance.storage.tables.waits import Override
 
@@ -39,7 +39,7 @@ from .world import World, shown, until
 
 HERE = {
     *("account_waits", "overrides", "alerted", "alerts_owed", "inbox", "conversations"),
-    "sharers",
+    *("sharers", "edits", "revisions"),
     *("ephemerals", "meta", "processes", "sequences", "changes"),
 }
 ELSEWHERE = {
@@ -295,6 +295,53 @@ async def test_a_bad_row_of_who_shares_a_slot_keeps_nobody_from_it(
     async with world.open():
         for agent, says in zip(await both("three", "four"), ("three", "four"), strict=True):
             await runs(agent, says)
+
+
+@each_damage
+async def test_a_bad_edit_costs_its_undo_and_nothing_else(
+    world: World, virtual_time: MockClock, how: str
+) -> None:
+    async with world.open():
+        ana = await world.add([reply("one")])
+        await runs(ana, "one")
+        edit = await ana.edit(1, "other", requester="ops")
+        kept = await ana.edit(2, "two", requester="ops")
+    damage(world.directory, world.clock, "edits", ("ana", edit.edit), how)
+    async with world.open():
+        ana = await world.add([reply("three")])
+        assert [row.edit for row in ana.edits()] == [kept.edit]
+        with pytest.raises(EditRefusedError) as refused:
+            await ana.undo_edit(edit.edit, requester="ops")
+        assert refused.value.reason == "unknown"
+        await ana.undo_edit(kept.edit, requester="ops")
+        await runs(ana, "three")
+        assert (await shown(ana))[:2] == ["user: other", "assistant: one"]
+
+
+@each_damage
+async def test_a_bad_row_of_what_was_edited_leaves_reasoning_out_and_refuses_an_edit(
+    world: World, virtual_time: MockClock, how: str
+) -> None:
+    async with world.open():
+        thought = ThinkingBlock(thinking="so", signature="s")
+        ana = await world.add([reply(thought, TextBlock(text="one")), reply("two")])
+        await runs(ana, "one")
+        await runs(ana, "two")
+        await ana.edit(3, "other", requester="ops")
+    damage(world.directory, world.clock, "revisions", ("ana",), how)
+    async with world.open():
+        ana = await world.add([reply("three")])
+        await runs(ana, "three")
+        request = world.providers[-1].requests[-1]
+        assert not any(
+            isinstance(block, ThinkingBlock)
+            for message in request.messages
+            for block in message.blocks
+        )
+        with pytest.raises(UnreadableRecordError) as caught:
+            await ana.edit(1, "x", requester="ops")
+        assert caught.value.table == "revisions"
+        assert (await shown(ana))[0] != "user: x"
 
 
 @pytest.mark.parametrize("table", ["processes", "changes"])

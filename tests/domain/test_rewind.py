@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from abeyance.actors.domain import slot_rewind
+from abeyance.actors.domain.context_rows import coverable, first_place
 from abeyance.actors.domain.errors import (
     InvalidInputError,
     RewindRefusedError,
@@ -22,16 +23,19 @@ from abeyance.actors.domain.slot_rewind import (
     CUTS_MAX,
     KEPT_MS,
     check_rewind,
+    leaves_answerable,
     plan_prune,
     plan_rewind,
     plan_undo,
 )
+from abeyance.actors.domain.slot_subjects import plan_accept
 from abeyance.actors.domain.slot_turns import plan_end
 from abeyance.storage.check import check as check_store
+from abeyance.storage.store import Committed, Request
 from abeyance.storage.tables.slots import Lease
 
 from .desk import make_unreadable, rows
-from .slots import AT, SLOT, BookDesk, end, numbers, shown, waiting, wakes_of
+from .slots import AT, SLOT, BookDesk, accept, end, numbers, shown, waiting, wakes_of
 
 LATER = AT + KEPT_MS
 
@@ -54,6 +58,12 @@ class RewindDesk(BookDesk):
         requests, receipt = plan_undo(self.book, UndoRewind("u", "api:ops", AT), self.chain, None)
         self.commit(requests)
         return receipt
+
+    def unchecked(self, requests: list[Request]) -> None:
+        """Commit on a store of which a row cannot be read."""
+        for request in requests:
+            (outcome,) = self.store.commit(request)
+            assert isinstance(outcome, Committed), outcome
 
     def prune(self, now_ms: int = LATER) -> int:
         """Delete all that is due; the number of commits it took."""
@@ -338,15 +348,22 @@ def test_a_row_that_cannot_be_read_is_deleted_with_the_rest() -> None:
     desk = three()
     desk.rewind(2)
     make_unreadable(desk.store, "slots", (SLOT, 4))
-    desk.prune()
+    desk.unchecked(plan_prune(desk.book, desk.chain, LATER))
     assert sorted(rows(desk.store, "slots")) == [(SLOT, 1), (SLOT, 2)]
 
 
 def test_a_rewind_gets_past_a_row_that_cannot_be_read() -> None:
     desk = three()
     make_unreadable(desk.store, "slots", (SLOT, 4))
-    desk.rewind(3)
-    assert shown(desk.store) == [A, RE_A, B]
+    desk.unchecked(plan_rewind(desk.book, desk.act(3), desk.chain)[0])
+    # Whoever reads what is left, from either end, comes by it no more.
+    desk.reload()
+    assert leaves_answerable(desk.book, 4, "ana")
+    assert coverable(desk.store, SLOT) == 2
+    assert first_place(desk.store, SLOT) == 1
+    desk.unchecked(plan_accept(desk.book, accept("d"), desk.chain)[0:1])
+    assert desk.book.unread
+    assert shown(desk.store) == [A, RE_A, B, "user: d"]
 
 
 def test_a_cut_is_forgotten_once_it_is_deleted_and_a_later_request_does_without_it() -> None:

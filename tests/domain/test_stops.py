@@ -106,6 +106,8 @@ RUNTIME_VERBS: dict[str, Callable[[Any], Any]] = {
 HANDLE_VERBS: dict[str, Callable[[Any], Any]] = {
     "auxiliary_call": lambda ana: ana.auxiliary_call(REQUEST),
     "backfill": lambda ana: ana.backfill([Draft("hi", at_ms=1)]),
+    "edit": lambda ana: ana.edit("m1", "x", requester="o"),
+    "edits": lambda ana: ana.edits(),
     "follow": lambda ana: anext(ana.follow("m1")),
     "receipt": lambda ana: ana.receipt("m1"),
     "hand_over": lambda ana: ana.hand_over("hi"),
@@ -118,6 +120,7 @@ HANDLE_VERBS: dict[str, Callable[[Any], Any]] = {
     "send": lambda ana: ana.send("hi"),
     "send_many": lambda ana: ana.send_many([Draft("hi")]),
     "transcript": lambda ana: anext(ana.transcript()),
+    "undo_edit": lambda ana: ana.undo_edit(1, requester="o"),
     "undo_rewind": lambda ana: ana.undo_rewind(requester="o"),
     "wait_idle": lambda ana: ana.wait_idle(),
 }

@@ -38,6 +38,7 @@ from abeyance.storage.tables.blocks import (
     ToolUseBlock,
 )
 from abeyance.storage.tables.contexts import Context
+from abeyance.storage.tables.edits import Edit, Revision
 from abeyance.storage.tables.kept import (
     DeadLetter,
     Delivery,
@@ -135,6 +136,15 @@ RECORDS = {
     "alerts_owed": AlertOwed(at_ms=1),
     "contexts": Context(first=1, text="earlier", strategy="Summary", made_ms=1),
     "usage": Usage(windows=(Window(name="five_hour", used_percent=12.5, resets_ms=2),), read_ms=1),
+    "edits": Edit(
+        seq=3,
+        row=Entry(entry=1, message="m", author="a", role="user", at_ms=0, edited=4),
+        removes=True,
+        act="x",
+        by="ops",
+        at_ms=1,
+    ),
+    "revisions": Revision(recast=((3, 5), (7, 9))),
     "run_keys": RunKey(generation=2, is_open=True),
     "runs": Run(
         workflow="report",
