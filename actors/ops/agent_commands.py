@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from abeyance.actors.core.errors import AbeyanceError
 from abeyance.actors.core.tree import DEPTH, DEPTH_MAX, NODES_MAX, WIDTH, format_tree
-from abeyance.actors.domain.errors import UnknownAgentError
-from abeyance.actors.domain.ingress import check_name
+from abeyance.actors.domain.errors import InvalidInputError, UnknownAgentError
+from abeyance.actors.domain.ingress import check_name, escaped_text, read_blocks
 from abeyance.actors.domain.mode import WITHIN_S, read_reason, read_window
 
 from . import shell, targets
 from .connection import HostSilentError, NoHostError
-from .render import json_text, print_quiesce, print_release, print_status, print_waits
-from .reports import TreeReport, WaitReport, WaitsReport
+from .render import json_text, print_edits, print_quiesce, print_release, print_status, print_waits
+from .reports import EditsReport, TreeReport, WaitReport, WaitsReport
 from .requests import EVERY_MODEL
 from .shell import AsJson, StateDir
 from .targets import Target
@@ -129,6 +130,92 @@ def rewind(
     else:
         done = "put back" if undo else "taken out, and kept for 7 days"
         typer.echo(f"{agent}: places {report.first} to {report.last} {done}")
+
+
+@shell.app.command()
+def edit(
+    directory: StateDir,
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="Whose transcript.")],
+    message: Annotated[
+        str | None, typer.Option(metavar="ID", help="The message, by its id.")
+    ] = None,
+    place: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="The same by its place.")
+    ] = None,
+    text: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="What it says from now on.")
+    ] = None,
+    blocks: Annotated[
+        str | None, typer.Option(metavar="JSON", help="The same as a list of blocks.")
+    ] = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Take it out.")] = False,
+    undo: Annotated[
+        int | None, typer.Option(metavar="EDIT", min=1, help="Put back what an edit replaced.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give a stored message other words, or take it out, while no turn lives. Kept for 7 days."""
+    if (message is not None) + (place is not None) + (undo is not None) != 1:
+        raise typer.BadParameter("name one of --message, --place and --undo")
+    says = (text is not None) + (blocks is not None) + remove
+    if says != (undo is None):
+        raise typer.BadParameter("say one of --text, --blocks and --remove; of an undo none")
+    check_name(agent, "agent")
+    named = message if message is not None else place
+    if isinstance(named, str):
+        check_name(named, "message", reserved=False)
+    words = read_words(blocks) if blocks is not None else text
+    if words is not None:
+        read_blocks(words, "blocks")
+    target = targets.open_target(directory)
+    try:
+        if undo is not None:
+            report = target.undo_edit(agent, undo)
+        else:
+            assert named is not None
+            report = target.edit(agent, named, words)
+    finally:
+        target.close()
+    if as_json:
+        typer.echo(json_text(report))
+    else:
+        done = "undone" if undo is not None else "taken out" if remove else "changed"
+        name = escaped_text(report.id)
+        typer.echo(f"{agent}: message {name} at place {report.seq} {done} (edit {report.edit})")
+
+
+def read_words(text: str) -> list[Any]:
+    """Blocks as they are given on a command line.
+
+    Raises:
+        InvalidInputError: It is no list in JSON; nothing was done.
+    """
+    try:
+        words = json.loads(text)
+    except ValueError as error:
+        raise InvalidInputError("blocks", f"must be JSON ({error})") from None
+    if not isinstance(words, list):
+        raise InvalidInputError("blocks", "must be a list of blocks")
+    return words
+
+
+@shell.app.command()
+def edits(
+    directory: StateDir,
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="Whose transcript.")],
+    as_json: AsJson = False,
+) -> None:
+    """List the edits of an agent's transcript that are kept, with the words that they replaced."""
+    check_name(agent, "agent")
+    target = targets.open_target(directory)
+    try:
+        found = target.edits(agent)
+    finally:
+        target.close()
+    if as_json:
+        typer.echo(json_text(EditsReport(edits=found)))
+    else:
+        print_edits(shell.console(), found)
 
 
 @shell.app.command()

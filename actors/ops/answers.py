@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
+from abeyance.actors.domain.edit_rows import EditRow
 from abeyance.actors.domain.requesters import Door
 
 from .protocol import ERROR_CHARS_MAX, clean_requester
@@ -19,6 +20,9 @@ from .reports import (
     AgentReport,
     AlertReport,
     AlertsReport,
+    EditReport,
+    EditRowReport,
+    EditsReport,
     EntriesReport,
     EntryReport,
     FailureReport,
@@ -46,6 +50,8 @@ from .requests import (
     AlertsRequest,
     CancelRunRequest,
     DeadLettersRequest,
+    EditRequest,
+    EditsRequest,
     ImportRequest,
     InboxRequest,
     QuarantineRequest,
@@ -72,6 +78,9 @@ from .run_reports import (
     report_runs,
 )
 
+WORDS_CHARS_MAX: Final = 2_000
+"""Of what an edit replaced, in a report."""
+
 
 class Controlled(Protocol):
     """What the verbs need of a runtime."""
@@ -97,7 +106,7 @@ class Controlled(Protocol):
         """Start turns again; `was_quiesced`, `reason` and `landed` of what is returned."""
 
     def agent(self, name: str) -> Any:
-        """The handle of an agent; its `rewind` and `undo_rewind` are used."""
+        """The handle of an agent; its rewinds and edits are used."""
 
     def dead_letters(self, *, before: int | None, limit: int) -> Sequence[Any]:
         """Rows that `EntryReport` mirrors, the newest first."""
@@ -202,6 +211,20 @@ async def _rewind(runtime: Controlled, request: RewindRequest) -> RewindReport:
         return _mirror(await handle.undo_rewind(requester=by, door="cli"), RewindReport)
     rewound = await handle.rewind(request.to, requester=by, door="cli")
     return _mirror(rewound, RewindReport)
+
+
+async def _edit(runtime: Controlled, request: EditRequest) -> EditReport:
+    handle, by = runtime.agent(request.agent), clean_requester(request.requester)
+    if not isinstance(request.undo, msgspec.UnsetType):
+        undone = await handle.undo_edit(request.undo, requester=by, door="cli")
+        return _mirror(undone, EditReport)
+    blocks = _given(request.blocks)
+    edited = await handle.edit(request.message, blocks, requester=by, door="cli")
+    return _mirror(edited, EditReport)
+
+
+async def _edits(runtime: Controlled, request: EditsRequest) -> EditsReport:
+    return EditsReport(edits=tuple(map(report_edit, runtime.agent(request.agent).edits())))
 
 
 async def _import(runtime: Controlled, request: ImportRequest) -> ImportReport:
@@ -329,6 +352,8 @@ _ANSWERS: Final[dict[type[msgspec.Struct], _Answer]] = {
     WaitsRequest: _waits,
     ReleaseRequest: _release,
     RewindRequest: _rewind,
+    EditRequest: _edit,
+    EditsRequest: _edits,
     ImportRequest: _import,
     QuiesceRequest: _quiesce,
     TreeRequest: _tree,
@@ -389,6 +414,24 @@ def report_import(report: Any) -> ImportReport:
         ImportReport,
         messages=tuple(_mirror(message, ImportedReport) for message in report.messages),
         repairs=tuple(_mirror(repair, RepairReport) for repair in report.repairs),
+    )
+
+
+def report_edit(row: EditRow) -> EditRowReport:
+    """An edit as a reply carries it."""
+    was = None if row.was is None else msgspec.json.encode(row.was).decode()
+    if was is not None and len(was) > WORDS_CHARS_MAX:
+        was = was[: WORDS_CHARS_MAX - 1] + "…"
+    return EditRowReport(
+        edit=row.edit,
+        id=row.id,
+        seq=row.seq,
+        does=row.does,
+        was=was,
+        by=row.by,
+        at_ms=row.at_ms,
+        undone_by=row.undone_by,
+        undone_ms=row.undone_ms,
     )
 
 

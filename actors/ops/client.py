@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
@@ -42,6 +42,8 @@ from .errors import ControlError
 from .protocol import Hello
 from .reports import (
     AlertReport,
+    EditReport,
+    EditRowReport,
     EntryReport,
     HostTreeReport,
     ImportReport,
@@ -209,6 +211,37 @@ class ControlClient(RunAsks):
                 that answered do not own the agent, and nothing was done.
         """
         return self._of_owner(lambda host: host.rewind(agent, to, requester=requester))
+
+    def edit(
+        self,
+        agent: str,
+        message: str | int,
+        blocks: str | list[Any] | None,
+        *,
+        requester: str | None = None,
+    ) -> EditReport:
+        """Give a stored message other words, or with None take it out.
+
+        The host that owns the agent does it. Durable: on return.
+
+        Raises:
+            RefusedByHostError: The host refused it; nothing was changed.
+            HostSilentError: Whether it was done is unknown, and the transcript tells; or those
+                that answered do not own the agent, and nothing was changed.
+        """
+        return self._of_owner(lambda host: host.edit(agent, message, blocks, requester=requester))
+
+    def undo_edit(self, agent: str, edit: int, *, requester: str | None = None) -> EditReport:
+        """Put a message back as it was before an edit. As `edit`."""
+        return self._of_owner(lambda host: host.undo_edit(agent, edit, requester=requester))
+
+    def edits(self, agent: str) -> tuple[EditRowReport, ...]:
+        """The edits of an agent's transcript that are kept, from the host that owns the agent.
+
+        Raises:
+            RefusedByHostError, HostSilentError: As they say; nothing changed.
+        """
+        return self._of_owner(lambda host: host.edits(agent))
 
     def quiesce(
         self, reason: str, within_s: float, *, requester: str | None = None

@@ -15,7 +15,7 @@ import os
 import socket
 import time
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -28,6 +28,9 @@ from .protocol import REPLY_BYTES_MAX, Hello, Reply, clean_requester
 from .reports import (
     AlertReport,
     AlertsReport,
+    EditReport,
+    EditRowReport,
+    EditsReport,
     EntriesReport,
     EntryReport,
     ImportReport,
@@ -48,6 +51,8 @@ from .requests import (
     PROTOCOL,
     AlertsRequest,
     DeadLettersRequest,
+    EditRequest,
+    EditsRequest,
     ImportRequest,
     InboxRequest,
     QuarantineRequest,
@@ -202,6 +207,44 @@ class HostClient:
             requester=this_requester() if requester is None else requester,
         )
         return self.ask(request, RewindReport)
+
+    def edit(
+        self,
+        agent: str,
+        message: str | int,
+        blocks: str | list[Any] | None,
+        *,
+        requester: str | None = None,
+    ) -> EditReport:
+        """Give a stored message other words, or with None take it out.
+
+        Durable: on return.
+
+        Raises:
+            RefusedByHostError: The host refused it; nothing was changed.
+            HostSilentError: Whether it was done is unknown; the transcript tells.
+        """
+        request = EditRequest(
+            agent=agent,
+            message=message,
+            blocks=msgspec.UNSET if blocks is None else blocks,
+            remove=blocks is None,
+            requester=this_requester() if requester is None else requester,
+        )
+        return self._ask(request, EditReport)
+
+    def undo_edit(self, agent: str, edit: int, *, requester: str | None = None) -> EditReport:
+        """Put a message back as it was before an edit. As `edit`."""
+        by = this_requester() if requester is None else requester
+        return self._ask(EditRequest(agent=agent, undo=edit, requester=by), EditReport)
+
+    def edits(self, agent: str) -> tuple[EditRowReport, ...]:
+        """The edits of an agent's transcript that are kept, oldest first.
+
+        Raises:
+            RefusedByHostError, HostSilentError: As they say; nothing changed.
+        """
+        return self._ask(EditsRequest(agent=agent), EditsReport).edits
 
     def quiesce(
         self, reason: str, within_s: float, *, requester: str | None = None

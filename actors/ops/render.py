@@ -24,6 +24,7 @@ from .reports import (
     AgentReport,
     AlertReport,
     CheckReport,
+    EditRowReport,
     EntryReport,
     ImportReport,
     InboxRowReport,
@@ -294,6 +295,20 @@ def print_inbox(console: Console, rows: tuple[InboxRowReport, ...]) -> None:
         console.print(_shown(f"  {'; '.join(facts)}"), soft_wrap=True)
 
 
+def print_edits(console: Console, rows: tuple[EditRowReport, ...]) -> None:
+    """Print edits that are kept, each as a head and the words that it replaced."""
+    if not rows:
+        console.print("No edits are kept.")
+    for row in rows:
+        head = f"{row.edit}  place {row.seq}  {row.does}  {row.id}  by {row.by}"
+        console.print(_shown(f"{head}  {local_text(row.at_ms)}", "bold"), soft_wrap=True)
+        if row.undone_ms is not None:
+            undone = f"  undone by {row.undone_by}  {local_text(row.undone_ms)}"
+            console.print(_shown(undone), soft_wrap=True)
+        was = "which cannot be read" if row.was is None else row.was
+        console.print(_shown(f"  it said: {was}"), soft_wrap=True)
+
+
 def print_import(console: Console, report: ImportReport) -> None:
     """Print what was done about entries that are not sound, a line each, and the sums."""
     for repair in report.repairs:
@@ -377,6 +392,7 @@ def print_replay(console: Console, entry: EntryReport) -> None:
 __all__ = [
     "json_text",
     "print_check",
+    "print_edits",
     "print_entries",
     "print_import",
     "print_inbox",

@@ -142,6 +142,36 @@ class RewindReport(msgspec.Struct, frozen=True, kw_only=True):
     last: int | None
 
 
+class EditReport(msgspec.Struct, frozen=True, kw_only=True):
+    """An edit that was made, or undone. Mirrors `domain.slot_messages.EditReceipt`."""
+
+    edit: int
+    id: str
+    seq: int
+
+
+class EditRowReport(msgspec.Struct, frozen=True, kw_only=True):
+    """An edit that is kept. Mirrors `domain.edit_rows.EditRow`."""
+
+    edit: int
+    id: str
+    seq: int
+    does: str
+    was: str | None
+    """The words it replaced, as JSON text of blocks, cut off at 2,000 characters; None where they
+    cannot be read."""
+    by: str
+    at_ms: int
+    undone_by: str | None
+    undone_ms: int | None
+
+
+class EditsReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to `edits`."""
+
+    edits: tuple[EditRowReport, ...]
+
+
 class QuiesceReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a quiesce, or its end, came to in every host that answered."""
 

@@ -17,7 +17,7 @@ import msgspec
 from abeyance.actors.core.tree import DEPTH, DEPTH_MAX, NODES_MAX, WIDTH
 from abeyance.actors.domain.alert_book import check_after
 from abeyance.actors.domain.archive_book import check_number, check_page
-from abeyance.actors.domain.ingress import check_name
+from abeyance.actors.domain.ingress import check_name, read_blocks
 from abeyance.actors.domain.mode import WITHIN_S, read_reason, read_window
 from abeyance.actors.domain.slot_inbox import check_listing
 
@@ -113,6 +113,25 @@ class RewindRequest(_Request, frozen=True, tag="rewind"):
     requester: str = ""
 
 
+class EditRequest(_Request, frozen=True, tag="edit"):
+    """Give a stored message, named by its id or place, other words, or take it out; or undo."""
+
+    agent: str
+    message: str | Annotated[int, msgspec.Meta(ge=0)] | msgspec.UnsetType = msgspec.UNSET
+    blocks: str | list[Any] | msgspec.UnsetType = msgspec.UNSET
+    """What it says from now on."""
+    remove: bool = False
+    undo: Annotated[int, msgspec.Meta(ge=1)] | msgspec.UnsetType = msgspec.UNSET
+    """The number of the edit that is taken back."""
+    requester: str = ""
+
+
+class EditsRequest(_Request, frozen=True, tag="edits"):
+    """The edits of an agent's transcript that are kept."""
+
+    agent: str
+
+
 class QuiesceRequest(_Request, frozen=True, tag="quiesce"):
     """Start no more turns, live ones drained within a window; or, with `end`, start them again."""
 
@@ -190,6 +209,8 @@ Request: TypeAlias = (
     | InboxRequest
     | ReplayRequest
     | RewindRequest
+    | EditRequest
+    | EditsRequest
     | QuiesceRequest
     | ImportRequest
     | RunsRequest
@@ -207,7 +228,9 @@ def check_request(request: Request) -> None:
     Raises:
         InvalidFieldError, InvalidInputError, InvalidNameError: Names the field; nothing was done.
     """
-    named = WaitsRequest | ReleaseRequest | RewindRequest | ImportRequest
+    named = (
+        WaitsRequest | ReleaseRequest | RewindRequest | EditRequest | EditsRequest | ImportRequest
+    )
     if isinstance(request, named) and request.agent is not msgspec.UNSET:
         check_name(request.agent, "agent")
     if isinstance(request, RewindRequest):
@@ -219,6 +242,8 @@ def check_request(request: Request) -> None:
                 "done; correct that field",
                 field="to",
             )
+    if isinstance(request, EditRequest):
+        _check_edit(request)
     if isinstance(request, ReleaseRequest) and request.scope is not None:
         check_name(request.scope, "model", reserved=False)
     if isinstance(request, _ListRequest):
@@ -234,3 +259,19 @@ def check_request(request: Request) -> None:
     if isinstance(request, QuiesceRequest) and not request.end:
         read_reason(request.reason)
         read_window(request.within_s)
+
+
+def _check_edit(request: EditRequest) -> None:
+    if isinstance(request.message, str):
+        check_name(request.message, "message", reserved=False)
+    said = request.blocks is not msgspec.UNSET
+    undoes = request.undo is not msgspec.UNSET
+    names = request.message is not msgspec.UNSET
+    if undoes == names or (said + request.remove) != names:
+        raise InvalidFieldError(
+            "an edit names a message, and what it says from now on or that it is taken out; or it "
+            "is the undo of one; nothing was done; correct that field",
+            field="undo" if undoes else "message" if not names else "blocks",
+        )
+    if not isinstance(request.blocks, msgspec.UnsetType):
+        read_blocks(request.blocks, "blocks")

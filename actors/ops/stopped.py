@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from abeyance.actors.domain.alert_book import Alert, check_after, read_alerts
 from abeyance.actors.domain.archive_book import Kind, check_number, check_page, read_archive
+from abeyance.actors.domain.edit_rows import read_edits
 from abeyance.actors.domain.errors import AgentOwnedElsewhereError, UnknownAgentError
 from abeyance.actors.domain.imports import plan_import, report_dry
 from abeyance.actors.domain.ingress import check_name
@@ -40,7 +41,7 @@ from abeyance.storage.tables.agents import Agent
 from abeyance.storage.tables.slots import Head, Turn
 from abeyance.storage.tables.waits import Override, WaitReleased
 
-from .answers import report_import
+from .answers import report_edit, report_import
 from .client import this_requester
 from .errors import ControlError
 from .reports import (
@@ -48,6 +49,8 @@ from .reports import (
     AgentReport,
     AlertReport,
     CheckReport,
+    EditReport,
+    EditRowReport,
     EntryReport,
     FindingReport,
     HeldReport,
@@ -255,6 +258,42 @@ class StoppedStore(StoppedRuns):
             "was done; start the host, then rewind",
             field="agent",
         )
+
+    def edit(self, agent: str, message: str | int, blocks: str | list[Any] | None) -> EditReport:
+        """Refuse: a transcript is written by its agent's host only.
+
+        Raises:
+            NeedsHostError: Always; nothing was changed.
+        """
+        what = "take out" if blocks is None else "edit"
+        raise self._needs_host(agent, f"{what} message {message!r}")
+
+    def undo_edit(self, agent: str, edit: int) -> EditReport:
+        """Refuse. As `edit`."""
+        raise self._needs_host(agent, f"undo edit {edit}")
+
+    def _needs_host(self, agent: str, what: str) -> NeedsHostError:
+        return NeedsHostError(
+            f"to {what} of the transcript of {agent!r} takes its host, and none runs here; nothing "
+            "was done; start the host, then edit",
+            field="agent",
+        )
+
+    def edits(self, agent: str) -> tuple[EditRowReport, ...]:
+        """The edits of an agent's transcript that are kept, oldest first.
+
+        Raises:
+            UnknownAgentError: No such agent in this store.
+            UnreadableRecordError: Which slot is its own cannot be read.
+        """
+        row = self._store.get("agents", (agent,))
+        if row is None:
+            raise UnknownAgentError(
+                f"no agent {agent!r} is in this store; nothing was done; see the status for the "
+                "names there are",
+                agent=agent,
+            )
+        return tuple(map(report_edit, read_edits(self._store, row.record.slot)))
 
     def quiesce(self, reason: str, within_s: float) -> QuiesceReport:
         """Have the next host start no turn; there is none here to drain.

@@ -13,7 +13,7 @@ Invariants that it holds each request against the one before it, of the same age
 
 Whether a request begins a compile stands on its exchange, where it is known. From a wire alone it
 is not: there a compile begins behind a last reply and behind a call that failed, and
-`fresh` names the others (behind a hold that no call led to, a stop, a rewind).
+`fresh` names the others (behind a hold that no call led to, a stop, a rewind, an edit).
 
 Pure but for reading files; no task, any thread.
 """

@@ -18,6 +18,7 @@ NOBODY = 65_534
 ARGUMENTS = (
     *(["status"], ["waits"], ["check"], ["alerts"], ["dead-letters"], ["tree"]),
     *(["release", "ana"], ["rewind", "ana", "--undo"]),
+    *(["edits", "ana"], ["edit", "ana", "--undo", "1"]),
 )
 
 

@@ -41,6 +41,9 @@ async def _close(runtime: Runtime, by: Any) -> None:
     await fork.close(requester=by)
 
 
+EDIT = 5
+"""The number of the edit that `prepare` makes."""
+
 ACTS: dict[str, Act] = {
     "release_provider_wait": Act(
         "ana",
@@ -62,6 +65,20 @@ ACTS: dict[str, Act] = {
         lambda host, by: host.agent("ana").rewind(to=0, requester=by),
         {"verb": "rewind", "agent": "ana", "to": 0},
         ("rewind", "ana", "--place", "0"),
+    ),
+    "edit": Act(
+        "ana",
+        lambda runtime, by: runtime.agent("ana").edit(2, "other", requester=by),
+        lambda host, by: host.agent("ana").edit(2, "other", requester=by),
+        {"verb": "edit", "agent": "ana", "message": 2, "blocks": "other"},
+        ("edit", "ana", "--place", "2", "--text", "other"),
+    ),
+    "undo_edit": Act(
+        "ana",
+        lambda runtime, by: runtime.agent("ana").undo_edit(EDIT, requester=by),
+        lambda host, by: host.agent("ana").undo_edit(EDIT, requester=by),
+        {"verb": "edit", "agent": "ana", "undo": 5},
+        ("edit", "ana", "--undo", "5"),
     ),
     "replay_dead_letter": Act(
         "gone",
@@ -143,6 +160,7 @@ async def prepare(runtime: Runtime) -> None:
         await ana.send(words)
         await ana.wait_idle()
     await ana.rewind(to=2, requester="setup")
+    assert (await ana.edit(1, "edited", requester="setup")).edit == EDIT
     await runtime._ledger.ask(RecordWait("ana", "m", None, "slow down"))
     await runtime.open_conversation("ana", channel="c")
     await crash(runtime, "one")
