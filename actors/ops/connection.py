@@ -231,12 +231,12 @@ class HostClient:
             remove=blocks is None,
             requester=this_requester() if requester is None else requester,
         )
-        return self._ask(request, EditReport)
+        return self.ask(request, EditReport)
 
     def undo_edit(self, agent: str, edit: int, *, requester: str | None = None) -> EditReport:
         """Put a message back as it was before an edit. As `edit`."""
         by = this_requester() if requester is None else requester
-        return self._ask(EditRequest(agent=agent, undo=edit, requester=by), EditReport)
+        return self.ask(EditRequest(agent=agent, undo=edit, requester=by), EditReport)
 
     def edits(self, agent: str) -> tuple[EditRowReport, ...]:
         """The edits of an agent's transcript that are kept, oldest first.
@@ -244,7 +244,7 @@ class HostClient:
         Raises:
             RefusedByHostError, HostSilentError: As they say; nothing changed.
         """
-        return self._ask(EditsRequest(agent=agent), EditsReport).edits
+        return self.ask(EditsRequest(agent=agent), EditsReport).edits
 
     def quiesce(
         self, reason: str, within_s: float, *, requester: str | None = None

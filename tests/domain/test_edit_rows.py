@@ -160,6 +160,18 @@ REFUSED: dict[str, tuple[Callable[[EditDesk], Any], int, Any, str]] = {
     "a call without its results": (lambda desk: None, 2, None, "pair"),
     "results without their call": (lambda desk: None, 3, None, "pair"),
     "what a turn is asked for by": (lambda desk: None, 5, None, "asked"),
+    "what a turn is asked for by, with more behind it": (
+        lambda desk: desk.accept("more"),
+        5,
+        None,
+        "asked",
+    ),
+    "all that a turn that was given back has to answer": (
+        lambda desk: desk.end(desk.start(), give_back=True),
+        5,
+        None,
+        "asked",
+    ),
     "a note of the runtime": (lambda desk: desk.end(desk.start()), 6, text("x"), "marker"),
 }
 
@@ -191,6 +203,7 @@ UNFIT: dict[str, tuple[int, tuple[Block, ...]]] = {
     "a call under another id": (2, (ToolUseBlock(id="c2", name="look", input={}),)),
     "a call of another tool": (2, (ToolUseBlock(id="c1", name="reap", input={}),)),
     "text in the place of results": (3, text("x")),
+    "text beside results": (3, (RESULT, TextBlock(text="x"))),
     "results of another call": (3, (ToolResultBlock(tool_use_id="c2"),)),
     "a result twice": (3, (RESULT, RESULT)),
     "reasoning nobody signed": (4, (ThinkingBlock(thinking="x", signature="y"), *text("x"))),
@@ -400,7 +413,8 @@ def test_what_was_written_behind_an_edited_place_is_known_however_many_edits_the
     desk = talked("a")
     book, events = desk.book.edits, []
     for number in range(10, 10 + 3 * RECAST_MAX):
-        seq = draw.randrange(1, 400)
+        # Of places that rise, each pair stands beside the others.
+        seq = draw.randrange(1, 400) if number % 70 == 0 else 2 * number + draw.randrange(3)
         events.append((seq, number))
         book.revise(seq, number)
     assert len(book.recast) <= RECAST_MAX
