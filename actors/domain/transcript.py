@@ -102,7 +102,7 @@ async def place_after(store: Store, slot: str, after: After | None) -> int:
 
 def last_place(store: Store, slot: str) -> int:
     """The place of a slot's last row, whether a rewind took it out or not; 0 for none."""
-    for key, _ in read_rows(store, "slots", (slot,), reverse=True, limit=1):
+    for key, _ in store.scan("slots", (slot,), reverse=True, limit=1):
         return int(key[-1])
     return 0
 
