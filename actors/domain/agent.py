@@ -535,6 +535,9 @@ class Agent(TrioActor):
         return None
 
     def _pairs_over(self) -> None:
+        if self._mode.is_quiesced and not self._lives():
+            # It was all that a quiesce let run on.
+            self.kept.draining = False
         if self._starts_none():
             self._rest()
         self._tell_idlers()

@@ -10,7 +10,8 @@ Invariants:
         planned again in their order; none is sent as it was.
     I3  An answer is given once what makes it true is committed, and only then; what tidies up
         behind it is planned again from the store if it is not stored.
-    I4  At most one turn holds the lease; other starts wait in order.
+    I4  At most one turn holds the lease; other starts wait in order, but not for an agent that is
+        not here.
     I5  The agent of a committed wake is told of it, also after a crash in between.
     I6  What the mirror may have been spoiled by crashes the incarnation; the next one reads anew.
 
@@ -34,6 +35,7 @@ from abeyance.actors.core import (
     TrioActor,
 )
 from abeyance.actors.core.errors import OutcomeUnknownError
+from abeyance.actors.core.logs import Log
 from abeyance.storage.errors import StorageError
 from abeyance.storage.store import (
     Chain,
@@ -54,6 +56,7 @@ from .errors import (
 )
 from .mode import DeferWrites
 from .protocol import Requests
+from .slot_absent import ABSENT_S, plan_absent_end
 from .slot_acts import Act, SlotKept
 from .slot_again import read_again
 from .slot_batches import plan_accepts
@@ -102,6 +105,8 @@ from .slot_subjects import Retraction, plan_accept, plan_retract
 from .slot_turns import Plan
 from .slot_view import SlotView
 
+_logger = Log(__name__)
+
 HAND_OVER_MAX: Final = 32
 """Requests handed to the journal in one message: as many as it answers before the loop gets a
 turn, for they are answered in one."""
@@ -115,6 +120,10 @@ TIDY_AGAIN_S: Final = 5.0
 
 class _Tidy:
     """Told to itself, later: land what waits in an idle slot, delete what is answered."""
+
+
+class _LookAtHolder:
+    """Told to itself, later: whether the agent for whose turn others wait is here."""
 
 
 class _Prune:
@@ -152,6 +161,7 @@ class Slot(TrioActor):
         self._has_planned = trio.Event()
         self._lost: OwnershipLostError | None = None
         self._reborn = False
+        self._looks_later = False
         self._tidies_later = False
         self._prunes_later = False
         self._book: SlotBook
@@ -240,6 +250,10 @@ class Slot(TrioActor):
             case ReadOpenTurn(agent):
                 self._book.attach(agent)
                 return self._book.open_turn(agent)
+            case _LookAtHolder():
+                self._looks_later = False
+                self._look_at_holder()
+                return None
             case _Prune():
                 self._prune()
                 return None
@@ -323,6 +337,7 @@ class Slot(TrioActor):
         try:
             if message.__class__ is not Accept and must_wait(book, message):
                 self._line.join(act)
+                self._look_later()
                 return
             planned = self._plan_of(act)
         except (AbeyanceError, StorageError) as error:
@@ -403,6 +418,29 @@ class Slot(TrioActor):
         left_s = (due_ms - self._cell.system.clock.now_ms()) / 1_000
         self._prunes_later = True
         self.after(min(max(left_s, PRUNE_PAUSE_S), PRUNE_EVERY_S), _Prune())
+
+    def _look_later(self) -> None:
+        if not self._looks_later:
+            self._looks_later = True
+            self.after(ABSENT_S, _LookAtHolder())
+
+    def _look_at_holder(self) -> None:
+        """End the turn that others wait for where its agent is not here to go on with it."""
+        holder = self._book.lease.agent
+        if not self._line or holder is None or self._lost is not None:
+            return
+        if self._listeners.is_here(holder) or self._book.is_deferring:
+            self._look_later()
+            return
+        _logger.warning(
+            "a turn of agent %r is ended: the agent is not here, and another waits for slot %r",
+            holder,
+            self._slot,
+            agent=holder,
+        )
+        now_ms = self._cell.system.clock.now_ms()
+        self._plan_requests(plan_absent_end(self._book, now_ms, self._chain).requests)
+        self._grant_waiting()
 
     def _grant_waiting(self) -> None:
         """Start whoever waits, in order, for as long as the lease is free."""

@@ -30,6 +30,11 @@ class Listeners:
         self._kept.agents[agent] = ref
         self._told.discard(agent)
 
+    def is_here(self, agent: str) -> bool:
+        """Whether its actor is there, or is to be started again by itself."""
+        ref = self._kept.agents.get(agent)
+        return ref is not None and ref.statistics().state not in ("held", "ended")
+
     def asks(self, agent: str) -> None:
         """It asks for a turn: what it was told of is told again for what comes later."""
         self._told.discard(agent)

@@ -125,9 +125,10 @@ def plan_give_up(
     row, draft = book.inbox.pop(entry), Draft()
     book.inbox_bytes -= row.body_bytes
     draft.deletes.append(Delete("inbox", (book.slot, entry)))
-    if entry in book.wakes.get(row.agent, ()):
+    if row.wake:
+        # Of an agent that is not added yet, too: nothing of it is read here.
         draft.deletes.append(Delete("wakes", (row.agent, entry)))
-        del book.wakes[row.agent][entry]
+        book.wakes.get(row.agent, {}).pop(entry, None)
     reason = clean_text(f"refused {REFUSALS_MAX} times: {error}", REASON_CHARS_MAX)
     if names and _is_readable(book, row):
         dead = MessageId(entry=entry, state="dead", body_crc=row.body_crc, cause=reason)

@@ -17,7 +17,7 @@ from abeyance.actors import AgentSpec, HostedRuntime, Receipt
 from abeyance.actors.domain.agent import Agent
 from abeyance.actors.domain.errors import LeaseLostError, NotStoredError
 from abeyance.actors.domain.slot_messages import AttachAgent, TurnStart, Woken
-from abeyance.actors.domain.slot_poison import REFUSALS_MAX
+from abeyance.actors.domain.slot_poison import REFUSALS_MAX, plan_give_up
 from abeyance.actors.testing import ScriptedProvider, call_tool, reply
 from abeyance.storage import codec
 from abeyance.storage.batch import Prepared
@@ -33,7 +33,20 @@ from abeyance.storage.store import NotStored, Outcome, Put, Request
 from abeyance.storage.tables.slots import Lease
 
 from .desk import DeskStore, rows
-from .slots import SLOT, accept, check, close, end, hold, record, shown, start, waiting, wakes_of
+from .slots import (
+    SLOT,
+    BookDesk,
+    accept,
+    check,
+    close,
+    end,
+    hold,
+    record,
+    shown,
+    start,
+    waiting,
+    wakes_of,
+)
 from .test_bad_rows import damage
 from .test_conversations import keep_from_landing, leave_in_inbox
 from .test_slot_actor import Room, open_room
@@ -128,6 +141,24 @@ async def test_a_message_that_is_refused_by_name_leaves_after_three_times_and_th
         # Nothing is left that would be refused again, and its wake went with it.
         assert wakes_of(store) == {entry for _, entry in rows(store, "wakes", ("ana",))} == {2, 4}
         assert room.slot.statistics().incarnation == 1
+
+
+@pytest.mark.behaviour("R-3", "D-044")
+def test_a_message_that_is_given_up_leaves_no_wake_of_an_agent_that_is_not_added_yet() -> None:
+    desk = BookDesk(None, "ana", "bo")
+    desk.accept("go")
+    desk.start()
+    entry, stored = desk.accept("for bo", agent="bo")
+    assert not stored
+    # After a restart bo is not here; the slot could know of its wake by the row alone.
+    desk.agents = ("ana",)
+    desk.reload()
+    error = UnreadableRecordError("bad row", table="ids", key=("x",), cause="checksum")
+    request = plan_give_up(desk.book, entry, error, desk.chain, 1, names=True)
+    desk.commit([request])
+    assert waiting(desk.store) == []
+    assert wakes_of(desk.store, "bo") == set()
+    assert len(letters(desk.store)) == 1
 
 
 @pytest.mark.behaviour("R-3", "D-044")
