@@ -34,12 +34,13 @@ from .domain.spec import AgentSpec
 from .domain.wait_book import ProviderWait
 from .hosted_agents import HostedAgent, HostedConversation, refuse_on_loop
 from .hosted_runs import HostedRunVerbs
+from .hosted_schedules import HostedScheduleVerbs
 from .opening import StoreFaults, open_runtime
 from .runtime import EVERY_MODEL, Runtime
 from .status import AgentHealth, RuntimeStatus
 
 
-class HostedRuntime(HostedRunVerbs):
+class HostedRuntime(HostedRunVerbs, HostedScheduleVerbs):
     """`with HostedRuntime("state/") as host:` opens a runtime in a thread named `abeyance-runtime`.
 
     While it is open it is also the system that `TrioActor.start()` uses from any thread.

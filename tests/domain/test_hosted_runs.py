@@ -16,14 +16,18 @@ from abeyance.actors import (
     RunOpenError,
     RunReceipt,
     UnknownRunError,
+    UnknownScheduleError,
     UnknownWorkflowError,
 )
 from abeyance.actors.core.errors import WouldDeadlockError
 from abeyance.actors.domain.errors import InvalidInputError, RuntimeClosedError
 from abeyance.actors.domain.fallback import ModelChoice
 from abeyance.actors.hosted_runs import HostedRunVerbs
+from abeyance.actors.hosted_schedules import HostedScheduleVerbs
 from abeyance.actors.providers import CapacityExhaustedError, Exhaustion
 from abeyance.actors.run_verbs import RunVerbs
+from abeyance.actors.schedule_verbs import ScheduleVerbs
+from abeyance.actors.testing import ScriptedProvider
 
 from .test_hosted_runtime import WAIT_S, on_the_loop
 
@@ -176,11 +180,42 @@ def test_thread_that_waits_for_a_run_is_told_when_the_host_ends_and_the_run_goes
         assert host.wait_run("k").state == "completed"
 
 
-def test_every_verb_of_runs_is_there_under_threads_with_the_same_arguments() -> None:
-    verbs = {name for name in vars(RunVerbs) if not name.startswith("_")}
-    assert verbs == {name for name in vars(HostedRunVerbs) if not name.startswith("_")}
-    for name in verbs:
-        here = inspect.signature(getattr(RunVerbs, name)).parameters
-        there = inspect.signature(getattr(HostedRunVerbs, name)).parameters
+def test_schedule_is_added_and_steered_from_a_hosts_thread(host: HostedRuntime) -> None:
+    host.add_workflow("pages", Pages().body)
+    assert host.add_schedule("pulse", "pages", every=3_600).changed
+    assert (
+        not host.add_schedule("pulse", "pages", every=3_600, block=False)
+        .get(timeout=WAIT_S)
+        .changed
+    )
+    assert host.schedules() == (host.schedule("pulse"),)
+    assert host.pause_schedule("pulse", requester="ops").changed
+    assert host.schedule("pulse").state == "paused"
+    assert host.resume_schedule("pulse", requester="ops").changed
+    assert host.occurrences("pulse") == ()
+    assert host.remove_schedule("pulse", requester="ops").changed
+    with pytest.raises(UnknownScheduleError) as missing:
+        host.schedule("pulse")
+    assert missing.value.schedule == "pulse"
+    assert host.usage(ScriptedProvider([])) is None
+    assert not host.unpark("runs", requester="ops")
+    with pytest.raises(InvalidInputError) as malformed:
+        host.add_schedule("pulse", "pages", every=0)
+    assert malformed.value.field == "every"
+
+
+@pytest.mark.parametrize(
+    ("verbs", "hosted"),
+    [(RunVerbs, HostedRunVerbs), (ScheduleVerbs, HostedScheduleVerbs)],
+    ids=["runs", "schedules"],
+)
+def test_every_verb_of_runs_and_schedules_is_there_under_threads_with_the_same_arguments(
+    verbs: type, hosted: type
+) -> None:
+    names = {name for name in vars(verbs) if not name.startswith("_") and name != "clock"}
+    assert names <= {name for name in vars(hosted) if not name.startswith("_")}
+    for name in names:
+        here = inspect.signature(getattr(verbs, name)).parameters
+        there = inspect.signature(getattr(hosted, name)).parameters
         same = {each: value.default for each, value in here.items() if each != "door"}
         assert same == {each: value.default for each, value in there.items() if each != "block"}
