@@ -35,7 +35,7 @@ PROVIDER: Final = "abeyance.actors.ops.demo.runs.provider"
 ENDPOINT: Final = "abeyance.actors.ops.demo.runs.endpoint"
 STEP_S_MAX: Final = 60.0 + play.WALL_S_MAX
 """How long one thing that is waited for may take; the wall itself is part of one."""
-STARTS_IN_THE_WAIT: Final = 4
+STARTS_IN_THE_WAIT: Final = 6
 """How many process starts, one after the other, must fit between the wall and its end."""
 _DEMO_S_MAX: Final = 300.0
 
