@@ -36,6 +36,7 @@ PLANTS = [
     Plant("core", "actors/core/clock.py", "import lmdb"),
     Plant("pykka", "actors/domain/errors.py", "import pykka"),
     Plant("pykka", "actors/ops/protocol.py", "from pykka import ThreadingActor"),
+    Plant("outcome", "actors/core/mailbox.py", "import outcome"),
     Plant("lmdb", "storage/keys.py", "import lmdb"),
     Plant("lmdb", "actors/ops/protocol.py", "import lmdb"),
     Plant("msgpack", "storage/keys.py", "import msgpack"),
