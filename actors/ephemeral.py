@@ -219,7 +219,14 @@ class EphemeralRun:
                     ChildSpec(
                         "gate",
                         Gate,
-                        (name, runtime._ledger, runtime._waits, runtime.clock, account),
+                        (
+                            name,
+                            runtime._ledger,
+                            runtime._waits,
+                            runtime.clock,
+                            account,
+                            runtime._groups.usage_of(self._settings),
+                        ),
                         name=f"gate:{name}",
                     ),
                 ),

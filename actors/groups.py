@@ -305,7 +305,7 @@ class Groups:
                     ChildSpec(
                         "gate",
                         Gate,
-                        (name, self._ledger, self._waits, self._clock, account),
+                        (name, self._ledger, self._waits, self._clock, account, usage),
                         name=f"gate:{name}",
                     ),
                     ChildSpec("agent", Agent, agent_args, name=f"agent:{name}"),
@@ -337,6 +337,7 @@ class Groups:
             auxiliary,
             stream,
             context_group=keeper,
+            usage=usage,
         )
 
     async def _start_keeper(

@@ -19,6 +19,7 @@ from .domain.slot_messages import AgentKind
 from .domain.slot_view import SlotView
 from .domain.streaming import Stream
 from .domain.turn import TurnSettings
+from .domain.usage_book import AccountUsage
 from .domain.wait_book import WaitBook
 from .status import Admission, AgentStatus, HeldStatus
 
@@ -106,6 +107,7 @@ class Member:
     channel: str | None = None
     ending: trio.Event | None = None
     """Somebody ends it; set when that is over."""
+    usage: AccountUsage | None = None
     context_group: Supervisor | None = None
     """The group of its context's keeper. Parked, it holds up nothing but compaction."""
 

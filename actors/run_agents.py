@@ -23,10 +23,11 @@ from abeyance.storage.crashpoints import crashpoint, declare
 from .core.asks import in_role
 from .core.errors import ActorDeadError, OutcomeUnknownError
 from .domain.agent import WaitIdle
-from .domain.errors import AgentEndedError, OwnershipLostError, UnknownAgentError
+from .domain.errors import AgentEndedError, CallDeferredError, OwnershipLostError, UnknownAgentError
 from .domain.ingress import Content
 from .domain.limits import RECHECK_MS
 from .domain.persistence import until_stored
+from .domain.preflight import refusal
 from .domain.run_turns import OVER, Answer, Asked, Holds, Place, Unreachable, end_of, place_of
 from .domain.spec import AgentSpec
 from .domain.usage_book import AccountUsage
@@ -121,6 +122,7 @@ class RunAgents:
             stirs = view.stirs
             found = self._read(asked)
             if found is None:
+                self._check_capacity(member)
                 await self._send(asked)
                 continue
             if not isinstance(found, Place):
@@ -142,6 +144,26 @@ class RunAgents:
             else:
                 with trio.move_on_after(RECHECK_MS / 1_000):
                     await view.wait_stirred(stirs)
+
+    def _check_capacity(self, member: Member) -> None:
+        """Ask for no turn whose first call would be made against a wall that is known.
+
+        Raises:
+            CallDeferredError: The account's window is full; nothing was sent.
+        """
+        settings, now_ms = member.settings, self._runtime.clock.now_ms()
+        known = None
+        if member.usage is not None:
+            known = refusal(member.usage, settings.name, settings.model)
+        if known is not None:
+            raise CallDeferredError(
+                agent=known.agent,
+                model=known.model,
+                cause=known.cause,
+                reason=known.reason,
+                deadline_ms=known.deadline_ms,
+                now_ms=now_ms,
+            )
 
     async def _send(self, asked: Asked) -> None:
         handle = AgentHandle(self._runtime, asked.agent)

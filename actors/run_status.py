@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from .domain.run_rows import ENDED, WAITING
+from .domain.run_rows import ENDED, LIVE, WAITING
 
 RunStateName = Literal[
     "running",
@@ -56,6 +56,8 @@ class RunStatus:
     due_ms: int | None = None
     session: str | None = None
     """The handle of the provider's session that a waiting run stands inside."""
+    executed: bool | None = None
+    """Whether a process executes it now; None where that is not known: in a stopped store."""
 
     @property
     def ended(self) -> bool:
@@ -63,6 +65,8 @@ class RunStatus:
 
     def text(self, zone: Any = None) -> str:
         """One line for people; instants in a zone (a `tzinfo`), or in this machine's own."""
+        if self.executed is False and self.state in LIVE:
+            return "Interrupted \u00b7 goes on when a process that has its workflow finds it"
         if self.state not in WAITING:
             why = f": {self.reason}" if self.reason else ""
             return f"{self.title}{why}"

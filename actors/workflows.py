@@ -343,13 +343,27 @@ class Workflows:
 
     def status(self, text: str) -> RunStatus:
         run = read_run_id(self._store, text)
-        return status_of(self._store, run, run_record(self._store, run))
+        return self._seen(run, status_of(self._store, run, run_record(self._store, run)))
 
     def listing(
         self, state: str | None, workflow: str | None, limit: int, after: str | None
     ) -> tuple[RunStatus, ...]:
         check_run_listing(state, workflow, limit, after)
-        return list_runs(self._store, state, workflow, limit, after)
+        found = list_runs(self._store, state, workflow, limit, after)
+        return tuple(self._seen(read_run_id(self._store, each.id), each) for each in found)
+
+    def _seen(self, run: RunId, status: RunStatus) -> RunStatus:
+        """A run's status with what its rows cannot say: whether anything of it is executed."""
+        return replaced(status, executed=status.state in LIVE and self._is_executed(run))
+
+    def _is_executed(self, run: RunId) -> bool:
+        owner = self._store.get("owners", run.owned)
+        if owner is None:
+            return False
+        if owner.record.nonce != self._ownership.nonce:
+            return self._ownership.is_alive(owner.record.nonce)
+        kept = self._kept
+        return run in kept.coming or run in kept.lives
 
     def steps(self, text: str) -> tuple[RunStep, ...]:
         return read_steps(self._store, read_run_id(self._store, text))
@@ -365,7 +379,7 @@ class Workflows:
             stirred = self._news.changed
             status = status_of(self._store, run, run_record(self._store, run))
             if status.ended:
-                return status
+                return self._seen(run, status)
             owner = self._store.get("owners", run.owned)
             if owner is None or owner.record.nonce == self._ownership.nonce:
                 self._check_executes()

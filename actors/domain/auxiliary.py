@@ -23,10 +23,12 @@ from abeyance.actors.core.errors import ActorDeadError
 from abeyance.actors.providers.port import ModelReply, ModelRequest, Permit, permitted
 
 from .accounts import Account
+from .bounded_call import bounded_call
 from .call import give_back
 from .errors import AdmissionClosedError, CallDeferredError, InvalidInputError
 from .foreign import failure_beside, failure_of, reply_of
 from .ingress import check_name
+from .preflight import in_item
 from .protocol import Admit, Settle
 from .statements import statement_of
 from .streaming import unshown
@@ -81,7 +83,7 @@ class Auxiliary:
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
             with permitted(permit):
-                returned = await self._settings.provider.call(request, unshown)
+                returned = await bounded_call(self._settings.provider, request, unshown)
             reply = reply_of(returned, permit)
         except BaseException as error:
             self._take_usage(permit)
@@ -105,7 +107,7 @@ class Auxiliary:
 
     async def _admitted(self, model: str) -> Permit:
         try:
-            asked = self._gate.ask(Admit(model, "auxiliary"))
+            asked = self._gate.ask(Admit(model, "auxiliary", in_item()))
             try:
                 admission = await asked
             except BaseException:

@@ -21,9 +21,11 @@ from abeyance.actors.core.errors import ActorDeadError
 from abeyance.actors.providers.port import ModelReply, ModelRequest, Permit, permitted
 from abeyance.storage.crashpoints import crashpoint, declare
 
+from .bounded_call import bounded_call
 from .foreign import failure_beside, failure_of, reply_of
 from .pauses import longest
 from .policy import GiveUp
+from .preflight import in_item
 from .protocol import Admit, BeginPause, Settle
 from .streaming import Showing
 from .verdict import Streak, Verdict, decide, judge, policy_pause
@@ -42,6 +44,13 @@ class Failed(NamedTuple):
     """The turn cannot go on; the marker that its transcript gets."""
 
     text: str
+    failure: str | None = None
+    """The code of what failed."""
+
+
+def _failed(verdict: Verdict) -> Failed:
+    code = verdict.failure.error.code
+    return Failed(f"this turn failed: {verdict.text}", code if isinstance(code, str) else None)
 
 
 class Calls:
@@ -88,7 +97,9 @@ class Calls:
         self, request: ModelRequest, number: int
     ) -> ModelReply | Deferral | Failed | Verdict:
         settings, gate = self._settings, self._seams.gate
-        asked = gate.ask(Admit(request.model, settings.purpose))
+        # An agent's own turn is no run's, wherever its agent was added.
+        careful = settings.purpose == "ephemeral" and in_item()
+        asked = gate.ask(Admit(request.model, settings.purpose, careful))
         try:
             admission = await asked
         except BaseException:
@@ -102,7 +113,9 @@ class Calls:
             # A turn that was told to end while it asked makes no call.
             await trio.lowlevel.checkpoint_if_cancelled()
             with permitted(permit):
-                returned = await settings.provider.call(request, self._showing.begin(number))
+                returned = await bounded_call(
+                    settings.provider, request, self._showing.begin(number)
+                )
             reply = reply_of(returned, permit)
         except BaseException as error:  # noqa: BLE001 - judged, settled, and told on from there.
             self._showing.void()
@@ -162,7 +175,7 @@ class Calls:
             self.awaits_release = True
             return Deferral(agent, model, None, verdict.text, "quota")
         if not verdict.failure.error.retryable:
-            return Failed(f"this turn failed: {verdict.text}")
+            return _failed(verdict)
         return verdict
 
     def _cut_off(self, permit: Permit, error: BaseException) -> Settle:
@@ -192,7 +205,7 @@ class Calls:
         self._streak.failed += 1
         decision = decide(self._settings.error_policy, failure, self._streak)
         if isinstance(decision, GiveUp):
-            return Failed(f"this turn failed: {text}")
+            return _failed(verdict)
         if decision.after_s <= RETRY_IN_TURN_S_MAX:
             return float(decision.after_s)
         pause = policy_pause(failure, decision.after_s, text)

@@ -33,6 +33,7 @@ from .accounts import Account
 from .errors import AdmissionClosedError
 from .overrides import EVERY
 from .pauses import Pauses, longest
+from .preflight import refusal
 from .protocol import (
     Admit,
     BeginPause,
@@ -46,6 +47,7 @@ from .protocol import (
 )
 from .redelivery import Redelivered
 from .statements import statement_of
+from .usage_book import AccountUsage
 from .wait_book import Deferral, WaitBook
 
 
@@ -83,6 +85,7 @@ class Gate(TrioActor):
         book: WaitBook,
         clock: Clock,
         account: Account | None = None,
+        usage: AccountUsage | None = None,
     ) -> None:
         super().__init__()
         self._agent = agent
@@ -90,6 +93,7 @@ class Gate(TrioActor):
         self._book = book
         self._clock = clock
         self._account = account
+        self._usage = usage
 
     @classmethod
     def make_kept(cls) -> GateKept:
@@ -168,6 +172,8 @@ class Gate(TrioActor):
         if isinstance(message, Peek):
             reply.set(deferral)
         else:
+            if deferral is None and message.careful and self._usage and message.model:
+                deferral = refusal(self._usage, self._agent, message.model)
             # Settled here, with the permit: a crash behind this leaves both or neither.
             self._admit(message, deferral, reply)
 

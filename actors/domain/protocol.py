@@ -129,6 +129,8 @@ class Admit(NamedTuple):
 
     model: str | None
     purpose: Purpose
+    careful: bool = False
+    """Made for a run, which waits where the account's last usage reading is full."""
 
 
 class Peek(NamedTuple):

@@ -92,13 +92,15 @@ class TurnFailedError(AbeyanceError):
     """The agent's turn that an item of a run asked for came to no reply.
 
     Attributes: `agent`; `turn`, its number, or None where none began; `state`: `failed`,
-    `cancelled`, `rewound`, or `lost` where its message is not in the slot any more.
+    `cancelled`, `rewound`, or `lost` where its message is not in the slot any more;
+    `failure`, the code of the error that a provider's call failed with (`provider_stalled`, say).
     """
 
     code = "turn_failed"
     agent: str
     turn: int | None
     state: str
+    failure: str | None
 
 
 class RunEndedError(AbeyanceError):

@@ -147,7 +147,7 @@ def _answering(store: Store, agent: str, entry: int, last: int) -> int | None:
 def end_of(store: Store, slot: str, agent: str, number: int, turn: Turn) -> Any:
     """What a turn that is over came to: `Answered`, or why there is no answer."""
     if turn.state != "done":
-        return _failed(agent, number, turn.state, turn.error or turn.state)
+        return _failed(agent, number, turn.state, turn.error or turn.state, turn.failure)
     for key, entry in read_rows(store, "slots", (slot,), reverse=True):
         if (entry.turn, entry.role, entry.author) != (number, "assistant", agent):
             continue
@@ -158,7 +158,9 @@ def end_of(store: Store, slot: str, agent: str, number: int, turn: Turn) -> Any:
     return _failed(agent, number, "rewound", "its reply is not in the slot any more")
 
 
-def _failed(agent: str, turn: int | None, state: str, why: str) -> TurnFailedError:
+def _failed(
+    agent: str, turn: int | None, state: str, why: str, failure: str | None = None
+) -> TurnFailedError:
     which = "the turn" if turn is None else f"turn {turn}"
     return TurnFailedError(
         f"{which} of agent {agent!r} that was to answer came to nothing: {why}; what it said is in "
@@ -166,4 +168,5 @@ def _failed(agent: str, turn: int | None, state: str, why: str) -> TurnFailedErr
         agent=agent,
         turn=turn,
         state=state,
+        failure=failure,
     )

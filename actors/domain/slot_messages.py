@@ -296,6 +296,8 @@ class EndTurn(NamedTuple):
     """Stop and quiesce give the turn's wakes back as one; the next start runs one fresh turn."""
     rewind: RewindSlot | None = None
     """Rewind the slot in the same commit, before the inbox lands. Answers its receipt."""
+    failure: str | None = None
+    """The code of the error that ended it."""
 
 
 class StartPair(NamedTuple):

@@ -21,9 +21,11 @@ from msgspec.structs import replace
 
 from abeyance.storage.store import Chain, Delete, Request, Value
 from abeyance.storage.tables.blocks import TextBlock, ToolResultBlock, ToolUseBlock
+from abeyance.storage.tables.fields import NAME_BYTES_MAX
 from abeyance.storage.tables.slots import Carried, Turn, Wake
 
 from .errors import LeaseLostError
+from .ingress import clean_text
 from .mode import Quiesced, read_mode
 from .slot_arrivals import arrived, reply_channel
 from .slot_book import OPS_RESERVE, Counted, Draft, SlotBook
@@ -275,6 +277,7 @@ def plan_end(book: SlotBook, end: EndTurn, chain: Chain) -> Plan:
         ended_ms=end.at_ms,
         failures=end.failures,
         given_back=end.give_back,
+        failure=None if end.failure is None else clean_text(end.failure, NAME_BYTES_MAX) or None,
         error=end.marker[:2_000] or None,
     )
     return replace(_finish(book, draft, end.agent, turn, record, chain), answer=receipt)

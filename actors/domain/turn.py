@@ -171,7 +171,7 @@ class TurnTask:
             if isinstance(reply, Deferral):
                 return await self._hold(reply)
             if isinstance(reply, Failed):
-                return await self._fail(reply.text)
+                return await self._fail(reply.text, reply.failure)
             crashpoint("turn.after_reply")
             calls = [block for block in reply.blocks if isinstance(block, ToolUseBlock)]
             await self._record(reply, final=not calls)
@@ -287,12 +287,18 @@ class TurnTask:
         crashpoint("turn.after_hold")
         return TurnHeld(deferral)
 
-    async def _fail(self, text: str) -> TurnEnded:
-        await self.end("failed", text, give_back=False)
+    async def _fail(self, text: str, failure: str | None = None) -> TurnEnded:
+        await self.end("failed", text, give_back=False, failure=failure)
         return TurnEnded("failed")
 
     async def end(
-        self, state: Any, marker: str, *, give_back: bool, rewind: RewindSlot | None = None
+        self,
+        state: Any,
+        marker: str,
+        *,
+        give_back: bool,
+        rewind: RewindSlot | None = None,
+        failure: str | None = None,
     ) -> RewindReceipt | None:
         """End the turn without a last reply. An open gap is closed with what is known now."""
         self._showing.void()
@@ -310,6 +316,7 @@ class TurnTask:
             at_ms=self._now(),
             give_back=give_back,
             rewind=rewind,
+            failure=failure,
         )
         return receipt
 

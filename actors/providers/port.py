@@ -94,7 +94,9 @@ class Provider(Protocol):
 
     It may have a method `credential(salt: str) -> str | None`, which tells that credential from
     others by a fingerprint (`abeyance.actors.providers.credentials`), never by the key; a host that
-    opens its runtime with `account_waits=True` then has one agent's limit hold the others.
+    opens its runtime with `account_waits=True` then has one agent's limit hold the others. It may
+    have an attribute `call_s`: how many seconds a whole call may take, by its own deadlines; a call
+    that takes a minute longer, or an hour where there is none, has stalled.
     """
 
     carries_injections: bool

@@ -127,6 +127,11 @@ class SdkProvider:
             ),
         )
 
+    @property
+    def call_s(self) -> float:
+        """Seconds for the whole call."""
+        return self._call_s
+
     def credential(self, salt: str) -> str | None:
         """A fingerprint of the API key; None where a function returns it, since it may change."""
         return None if self._key is not None else fingerprint(str(self._client.api_key), salt)

@@ -234,6 +234,8 @@ class Turn(Record, frozen=True, kw_only=True):
     given_back: bool = False
     """It was ended early, and the next turn answers what it was to answer."""
     error: Annotated[str, Meta(max_length=2_000)] | None = None
+    failure: Name | None = None
+    """The code of the error that a provider's call failed with: `provider_stalled`, say."""
 
 
 class ToolCall(Record, frozen=True, kw_only=True):

@@ -525,3 +525,25 @@ async def test_a_key_is_told_from_others_by_a_salted_fingerprint_and_a_function_
     assert marks[0][0] != marks[0][1]
     assert marks[3] == [None, None]
     assert "sk-one" not in str(marks)
+
+
+@pytest.mark.behaviour("S-014")
+@pytest.mark.parametrize("answer", ["limited", "exhausted", "stalled"])
+async def test_adapter_that_met_a_wall_leaves_no_timer_and_no_task(answer: str) -> None:
+    """It reports the fact and the time; when to call again is for whoever asked."""
+    answers = {
+        "limited": Answer(status=429, headers={"retry-after": "7200"}),
+        "exhausted": Answer(text="x", error_after=1, error={"type": "rate_limit_error"}),
+        "stalled": Answer(text="a long text", chunk_chars=2, stall_after=4),
+    }
+    before = trio.lowlevel.current_statistics()
+    async with ProviderSimulator(lambda _request: answers[answer]) as simulator:
+        provider = AnthropicProvider(api_key="any", base_url=simulator.base_url, byte_idle_s=0.1)
+        with pytest.raises(ProviderError):
+            await call(provider)
+    # The service has gone; whatever is left is the adapter's.
+    await trio.testing.wait_all_tasks_blocked()
+    left = trio.lowlevel.current_statistics()
+    assert left.tasks_living == before.tasks_living
+    assert left.seconds_to_next_deadline == float("inf")
+    await provider.aclose()
