@@ -288,6 +288,7 @@ class Runtime(ScheduleVerbs):
                             self._mode,
                             threads,
                             self._run_agents,
+                            self._desk,
                         ),
                         name=RUNS,
                     ),

@@ -45,9 +45,10 @@ class Alert:
 
     Attributes:
         id: Its number, for ever; None where the store could not take it yet.
-        kind: `provider_wait`, `agent_parked`, `runs_parked`, `schedules_parked` or
+        kind: `provider_wait`, `run_waiting`, `run_recovery`, `agent_parked`, `runs_parked`,
+            `schedules_parked` or
             `context_unreadable`; `unreadable` for a row of the alerts that cannot be trusted.
-        agent: Whom it concerns; `framework` where it concerns all.
+        agent: Whom it concerns; `framework` where it concerns all, and a run's key for a run.
         model: Which model; `*` where it concerns all.
         text: What there is to know and what can be done, in one line.
         deadline_ms: When what it tells of ends, in epoch milliseconds; None: not by itself.
@@ -174,9 +175,14 @@ def quota_prefix(agent: str, turn: int) -> str:
     return f"quota:{agent}:{turn}:"
 
 
+def where_of(directory: str) -> str:
+    """The state directory, as a command line names it."""
+    return shlex.quote(directory) if len(directory) <= DIRECTORY_CHARS_MAX else "STATE"
+
+
 def alert_text(raised: RaiseAlert, directory: str) -> str:
     """What an operator reads: what is held, until when, and what ends it. One bounded line."""
-    where = shlex.quote(directory) if len(directory) <= DIRECTORY_CHARS_MAX else "STATE"
+    where = where_of(directory)
     agent, model = raised.agent, raised.model
     reason = clean_text(raised.reason, 400)
     if raised.kind == "agent_parked":

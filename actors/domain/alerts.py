@@ -39,8 +39,8 @@ from abeyance.storage.store import (
     Store,
 )
 from abeyance.storage.tables.fields import INSTANT_MS_MAX
+from abeyance.storage.tables.waits import ALERT_CHARS_MAX, Alerted, AlertOwed, Wait
 from abeyance.storage.tables.waits import Alert as AlertRow
-from abeyance.storage.tables.waits import Alerted, AlertOwed, Wait
 
 from . import events
 from .alert_book import (
@@ -54,6 +54,7 @@ from .alert_book import (
     of_quota,
     of_wait,
     quota_prefix,
+    where_of,
 )
 from .alert_posts import OWED_MAX, Deliveries, Post
 from .errors import not_stored
@@ -61,6 +62,8 @@ from .ingress import clean_text
 from .persistence import PAUSE_MAX_S, may_land_later
 from .protocol import Requests
 from .redelivery import Redelivered
+from .run_alerts import CAUSE as RUN
+from .run_alerts import run_alert_text
 from .wait_book import WaitBook
 
 TOLD_MAX: Final = 10_000
@@ -178,13 +181,18 @@ class Alerts(TrioActor):
             kind=raised.kind,
             agent=clean_text(raised.agent, 128) or "*",
             model=clean_text(raised.model, 128) or "*",
-            text=alert_text(raised, self._directory),
+            text=self._text(raised),
             deadline_ms=None if end_ms is None else min(max(0, end_ms), INSTANT_MS_MAX),
             episode=raised.episode,
             at_ms=max(0, self._clock.now_ms()),
         )
         self.kept.queue.append(_Item(raised, reply, alert))
         self._hand_over()
+
+    def _text(self, raised: RaiseAlert) -> str:
+        if raised.cause == RUN:
+            return clean_text(run_alert_text(raised, where_of(self._directory)), ALERT_CHARS_MAX)
+        return alert_text(raised, self._directory)
 
     def _hand_over(self) -> None:
         kept = self.kept

@@ -16,6 +16,7 @@ Runs in: the loop thread; each life is a task of the incarnation.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 import trio
@@ -25,16 +26,18 @@ from abeyance.actors.core import LATER, Reply, TrioActor
 from abeyance.actors.core.clock import Clock
 from abeyance.actors.core.logs import Log
 from abeyance.storage.crashpoints import crashpoint, declare
-from abeyance.storage.errors import UnreadableRecordError
+from abeyance.storage.errors import StorageError, UnreadableRecordError
 from abeyance.storage.ownership import Ownership
 from abeyance.storage.store import Row, Store
 from abeyance.storage.tables.runs import Run
 
 from . import events
+from .alert_book import AlertDesk
 from .foreign import failure_of, told
 from .mode import HostMode
 from .persistence import PAUSE_MAX_S, may_land_later
 from .protocol import Due, ForgetInstant, WatchInstant
+from .run_alerts import alert_of_run
 from .run_claims import Claims
 from .run_context import RunContext
 from .run_errors import InvalidRunError, RunEndedError, StepFailedError
@@ -143,6 +146,7 @@ class Runs(TrioActor):
         mode: HostMode,
         threads: StepThreads,
         agents: Agents,
+        desk: AlertDesk,
     ) -> None:
         super().__init__()
         self._store = store
@@ -155,6 +159,7 @@ class Runs(TrioActor):
         self._claims = Claims(store, journal, ownership, clock, mode)
         self._threads = threads
         self._agents = agents
+        self._desk = desk
         self._seams = LifeSeams(store, journal, clock, mode, threads, agents)
         self._look_wanted = trio.Event()
         self._waiters: dict[RunId, list[Reply]] = {}
@@ -167,6 +172,7 @@ class Runs(TrioActor):
         # The lives of the incarnation before have ended with it; their rows still say `live`.
         self.kept.lives.clear()
         self.spawn(self._watch, name="runs")
+        self.spawn(self._tell_missed, name="runs alerts")
 
     def on_receive(self, message: Any) -> Any:
         kept = self.kept
@@ -194,6 +200,23 @@ class Runs(TrioActor):
             case _:
                 raise TypeError(f"runs take no {type(message).__name__}")
         return None
+
+    # -- alerts ------------------------------------------------------------------------------
+
+    def _alert(self, run: RunId) -> None:
+        """Tell an operator of a run, where its row calls for that; once an episode."""
+        with suppress(StorageError):
+            row = self._store.get("runs", run.row)
+            raised = None if row is None else alert_of_run(run, row.record)
+            if raised is not None:
+                self._desk.tell(raised)
+
+    async def _tell_missed(self) -> None:
+        """Tell of runs that wait for somebody, where a death may have come before the alert."""
+        for bucket in ("unknown", "recovery"):
+            for key, _row in list(self._store.scan("run_index", (bucket,), limit=LOOK_ROWS_MAX)):
+                self._alert(RunId(str(key[2]), int(key[3])))
+                await trio.lowlevel.checkpoint()
 
     # -- looking -----------------------------------------------------------------------------
 
@@ -259,6 +282,7 @@ class Runs(TrioActor):
         if claim.won:
             crashpoint("run.after_claimed")
             self._tell_of(run, claim.state)
+            self._alert(run)
         if claim.won and claim.state == "resuming":
             self._begin(run)
 
@@ -326,6 +350,7 @@ class Runs(TrioActor):
             if life.outcome.state in ENDED:
                 self._threads.forget(run)
             self._tell_of(run, life.outcome.state)
+            self._alert(run)
 
     async def _execute(self, life: Life, workflow: Workflow) -> None:
         record = life.record
