@@ -318,12 +318,15 @@ class HostedRuntime(HostedRunVerbs, HostedScheduleVerbs):
         agent: str | None = None,
         wake: bool = False,
         dry_run: bool = False,
+        requester: str = "host",
         block: bool = True,
     ) -> Any:
         """Accept the deferred messages of an older queue. As `Runtime.import_deferred`."""
 
         async def take(runtime: Runtime) -> ImportReport:
-            return await runtime.import_deferred(source, agent=agent, wake=wake, dry_run=dry_run)
+            return await runtime.import_deferred(
+                source, agent=agent, wake=wake, dry_run=dry_run, requester=requester
+            )
 
         return self._call(take, block)
 

@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from abeyance.storage.codec import encode
+from abeyance.storage.store import Append, NotStored, Request
+from abeyance.storage.tables.waits import LogLine
+
 from .core.errors import ActorDeadError, OutcomeUnknownError
+from .domain.errors import not_stored
 from .domain.imports import (
     ImportedEntry,
     ImportedMessage,
@@ -41,7 +46,7 @@ COMMIT_MESSAGES_MAX: Final = 500
 
 
 async def import_file(
-    runtime: Runtime, source: Source, agent: str | None, *, wake: bool, dry_run: bool
+    runtime: Runtime, source: Source, agent: str | None, *, by: str, wake: bool, dry_run: bool
 ) -> ImportReport:
     """See `Runtime.import_deferred`."""
     now_ms = runtime.clock.now_ms()
@@ -51,12 +56,22 @@ async def import_file(
     plan = await _takeable(runtime, plan)
     if dry_run:
         return report_dry(plan)
+    if plan.entries:
+        await _record(runtime, f"{len(plan.entries)} messages by {by}", now_ms)
     messages: list[ImportedMessage] = []
     for part in _parts(runtime, plan.entries):
         receipts = await _accept(runtime, part)
         messages += map(imported, part, [receipt.seq for receipt in receipts])
     messages.sort(key=lambda message: message.number)
     return ImportReport(plan.total, tuple(messages), plan.repairs, False)
+
+
+async def _record(runtime: Runtime, text: str, now_ms: int) -> None:
+    """Say who imports, ahead of the first message: an import may be cut off anywhere behind it."""
+    line = LogLine(event="deferred_imported", text=text, at_ms=now_ms)
+    outcome = await runtime._journal.ask(Request(appends=(Append("log", encode(line)),)))
+    if isinstance(outcome, NotStored):
+        raise not_stored(outcome)
 
 
 async def _takeable(runtime: Runtime, plan: ImportPlan) -> ImportPlan:

@@ -707,6 +707,8 @@ class Runtime(ScheduleVerbs):
         agent: str | None = None,
         wake: bool = False,
         dry_run: bool = False,
+        requester: str = "host",
+        door: Door = "api",
     ) -> ImportReport:
         """Accept the deferred messages of an older queue, in its order; docs/import.md has the
         format.
@@ -724,15 +726,22 @@ class Runtime(ScheduleVerbs):
             source: A path, or a file that is open for reading; at most 256 MiB.
             agent: For whom entries are that name no target.
             wake: Whether entries that do not say ask for a turn.
-            dry_run: Only report what would be done.
+            dry_run: Only report what would be done; nobody is asked, and nothing is recorded.
+            requester: Who asks, as for `release_provider_wait`; so is `door`. It is recorded ahead
+                of the first message.
         Raises:
             InvalidInputError, InvalidNameError: Names the argument, or the place in the file; or it
                 cannot be read. Nothing was accepted.
+            NotPermittedError: The host's admin gate did not let it pass; nothing was accepted.
             InboxFullError, NotStoredError, AgentParkedError, OwnershipLostError,
                 RuntimeClosedError: The commits so far stand; mend the cause, and import again.
         """
         self._check_open()
-        return await import_file(self, source, agent, wake=wake, dry_run=dry_run)
+        by = read_requester(requester, door)
+        if not dry_run:
+            whom = agent if isinstance(agent, str) else EVERY_AGENT
+            by = self._permitted("import_deferred", whom, requester, door)
+        return await import_file(self, source, agent, by=by, wake=wake, dry_run=dry_run)
 
     def alerts(self, *, after: int | None = None, limit: int = 100) -> tuple[Alert, ...]:
         """What operators were told of, oldest first; earlier runs' included.

@@ -26,9 +26,9 @@ class OperatorAct(NamedTuple):
 
     verb: str
     """The method's name: `release_provider_wait`, `rewind`, `undo_rewind`, `edit`, `undo_edit`,
-    `run_tool`, `remove_agent`, `close` (a conversation's), `resume_agent`, `replay_dead_letter`,
-    `replay_quarantined`, `start_run`, `resume_run`, `use_fallback`, `cancel_run`,
-    `take_over_run`."""
+    `run_tool`, `import_deferred`, `remove_agent`, `close` (a conversation's), `resume_agent`,
+    `replay_dead_letter`, `replay_quarantined`, `start_run`, `resume_run`, `use_fallback`,
+    `cancel_run`, `take_over_run`."""
     agent: str
     """Whom it concerns; of a replay the name of the actor whose message it was, of a run the key or
     id that was given."""

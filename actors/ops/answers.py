@@ -118,7 +118,14 @@ class Controlled(Protocol):
         """Rows that `AlertReport` mirrors, oldest first."""
 
     async def import_deferred(
-        self, source: str, *, agent: str | None, wake: bool, dry_run: bool
+        self,
+        source: str,
+        *,
+        agent: str | None,
+        wake: bool,
+        dry_run: bool,
+        requester: str,
+        door: Door,
     ) -> Any:
         """Accept a file's deferred messages; what `ImportReport` mirrors."""
 
@@ -229,7 +236,12 @@ async def _edits(runtime: Controlled, request: EditsRequest) -> EditsReport:
 
 async def _import(runtime: Controlled, request: ImportRequest) -> ImportReport:
     report = await runtime.import_deferred(
-        request.path, agent=_given(request.agent), wake=request.wake, dry_run=request.dry_run
+        request.path,
+        agent=_given(request.agent),
+        wake=request.wake,
+        dry_run=request.dry_run,
+        requester=clean_requester(request.requester),
+        door="cli",
     )
     return report_import(report)
 

@@ -323,6 +323,7 @@ class HostClient:
             agent=msgspec.UNSET if agent is None else agent,
             wake=wake,
             dry_run=dry_run,
+            requester=this_requester(),
         )
         return self.ask(request, ImportReport)
 

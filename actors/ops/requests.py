@@ -148,6 +148,7 @@ class ImportRequest(_Request, frozen=True, tag="import"):
     agent: str | msgspec.UnsetType = msgspec.UNSET
     wake: bool = False
     dry_run: bool = False
+    requester: str = ""
 
 
 class RunsRequest(_Request, frozen=True, tag="runs"):

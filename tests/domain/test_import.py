@@ -15,8 +15,9 @@ from trio.testing import MockClock
 
 from abeyance.actors import AgentSpec, HostedRuntime, ImportReport
 from abeyance.actors import importing as importing_module
-from abeyance.actors.domain.errors import InvalidInputError, NotStoredError
+from abeyance.actors.domain.errors import InvalidInputError, NotPermittedError, NotStoredError
 from abeyance.actors.domain.imports import NUMBER_MAX, ImportPlan, read_import
+from abeyance.actors.domain.requesters import OperatorAct
 from abeyance.actors.testing import ScriptedProvider, reply
 from abeyance.storage.errors import DiskFullError
 from abeyance.storage.lmdb_store import LmdbStore
@@ -418,3 +419,35 @@ def test_a_threaded_host_imports_a_file(tmp_path: Path) -> None:
         report = host.import_deferred(path, agent="ana", block=False).get()
         assert (len(report.messages), report.dropped) == (1, 1)
         assert [message.text for message in ana.transcript()] == ["a"]
+
+
+async def test_who_imports_is_recorded_ahead_of_the_first_message_and_a_dry_run_is_not(
+    world: World, virtual_time: MockClock
+) -> None:
+    def asks(act: OperatorAct) -> bool:
+        asked.append(act)
+        return act.requester == "api:ops"
+
+    asked: list[OperatorAct] = []
+    async with world.open(admin=asks) as runtime:
+        await world.add([])
+        for by in ("", " ", None):
+            with pytest.raises(InvalidInputError):
+                await runtime.import_deferred(
+                    stream(entry("a")),
+                    agent="ana",
+                    requester=by,  # type: ignore[arg-type]
+                )
+        await runtime.import_deferred(
+            stream(entry("a")), agent="ana", dry_run=True, requester="eve"
+        )
+        assert asked == []
+        with pytest.raises(NotPermittedError):
+            await runtime.import_deferred(stream(entry("a")), agent="ana", requester="eve")
+        assert world.rows("slots") == world.rows("log") == []
+        await runtime.import_deferred(stream(entry("a"), entry("b")), agent="ana", requester="ops")
+        assert [act.requester for act in asked] == ["api:eve", "api:ops"]
+        assert {act.verb for act in asked} == {"import_deferred"}
+        (line,) = world.rows("log")
+        assert (line.event, line.text) == ("deferred_imported", "2 messages by api:ops")
+        assert len(world.rows("slots")) == 2

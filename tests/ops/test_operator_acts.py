@@ -3,6 +3,7 @@ host's admin gate where it comes through the host's own API, blocking or not."""
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -34,6 +35,12 @@ class Act(NamedTuple):
     """The control request, where the socket has the act."""
     arguments: tuple[str, ...] | None = None
     """What the command line is called with, without the directory behind the verb."""
+
+
+def queue() -> io.StringIO:
+    """A file of one deferred message."""
+    said = {"participant": "user", "content": [{"type": "text", "text": "x"}]}
+    return io.StringIO(json.dumps({"format": "abeyance-deferred", "version": 1, "entries": [said]}))
 
 
 async def _close(runtime: Runtime, by: Any) -> None:
@@ -79,6 +86,11 @@ ACTS: dict[str, Act] = {
         lambda host, by: host.agent("ana").undo_edit(EDIT, requester=by),
         {"verb": "edit", "agent": "ana", "undo": 5},
         ("edit", "ana", "--undo", "5"),
+    ),
+    "import_deferred": Act(
+        "ana",
+        lambda runtime, by: runtime.import_deferred(queue(), agent="ana", requester=by),
+        lambda host, by: host.import_deferred(queue(), agent="ana", requester=by),
     ),
     "replay_dead_letter": Act(
         "gone",
