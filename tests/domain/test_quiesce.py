@@ -733,3 +733,24 @@ async def test_a_quiesce_and_a_resume_are_events_and_in_the_log(
         logged = [(line.event, line.text) for line in world.rows("log")]
         assert ("host_quiesced", "by api:eve: up grade") in logged
         assert ("host_resumed", "by api:bo: up grade") in logged
+
+
+async def test_a_resume_by_another_process_stands_though_the_landing_here_is_refused_once(
+    world: World, virtual_time: MockClock
+) -> None:
+    faults = Faults(seed=1)
+    async with world.open(faults=faults) as runtime:
+        ana = await world.add([reply("both")])
+        await runtime.quiesce("upgrade")
+        await ana.send("one")
+        await ana.send("two")
+        write_mode(world, "serving", "their resume")
+        faults.at("before_commit", nth=1).refuse()
+        await until(lambda: runtime.status().mode.state == "serving")
+        await ana.wait_idle()
+        assert [fault.action.kind for fault in faults.fired] == ["refuse"]
+        assert await shown(ana) == ["user: one", "user: two", "assistant: both"]
+        assert not inbox(world)
+        # Whoever watches the mode goes on watching it.
+        write_mode(world, "quiesced", "their quiesce")
+        await until(lambda: runtime.status().mode.state == "quiesced")
