@@ -60,6 +60,10 @@ class Act(NamedTuple):
 
 ACTS = {
     "rewind": Act(lambda runtime: runtime.agent("ana").rewind(to=2, requester="ops"), SAID[:2]),
+    "edit": Act(
+        lambda runtime: runtime.agent("ana").edit(1, "x", requester="ops"),
+        ["user: x", *SAID[1:]],
+    ),
     "remove": Act(lambda runtime: runtime.remove_agent("ana", requester="ops"), None),
 }
 
