@@ -84,6 +84,82 @@ class ScheduleReceipt:
     changed: bool
 
 
+class ScheduleReading:
+    """Schedules as their rows say, in a store that a host or nobody has open."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def status(self, name: str) -> ScheduleStatus:
+        row = read_schedule(self._store, name)
+        if row is None:
+            raise _unknown(name)
+        return self._status(name, row.record)
+
+    def listing(self) -> tuple[ScheduleStatus, ...]:
+        return tuple(
+            self._status(name, row.record)
+            for name, row in known(self._store)
+            if isinstance(row, Row) and row.record.state != "removed"
+        )
+
+    def occurrences(
+        self, name: str, before: int | None, limit: int
+    ) -> tuple[ScheduleOccurrence, ...]:
+        for field, value, most in (("before", before, 2**63), ("limit", limit, PAGE_MAX)):
+            whole = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
+            if not whole and (field, value) != ("before", None):
+                raise InvalidScheduleError(field, f"must be a whole number from 1 to {most:,}")
+        row = self._store.get("schedules", (name,))
+        if row is None:
+            raise _unknown(name)
+        newest = row.record.number if before is None else min(row.record.number, before - 1)
+        found: list[ScheduleOccurrence] = []
+        for number in range(newest, max(0, row.record.number - KEPT_MAX), -1):
+            if len(found) == limit:
+                break
+            if (each := self._occurrence(name, number)) is not None:
+                found.append(each)
+        return tuple(found)
+
+    def _occurrence(self, name: str, number: int) -> ScheduleOccurrence | None:
+        """One occurrence; None where its row is gone or cannot be read: it is history."""
+        found = list(self._store.scan("occurrences", (name, number), limit=1))
+        if not found or not isinstance(found[0][1], Row):
+            return None
+        each: Occurrence = found[0][1].record
+        return ScheduleOccurrence(
+            number=number,
+            due_ms=each.due_ms,
+            until_ms=each.until_ms,
+            outcome=each.outcome,
+            cause=each.cause,
+            run=each.run,
+            reason=each.reason,
+            at_ms=each.at_ms,
+        )
+
+    def _status(self, name: str, record: Schedule) -> ScheduleStatus:
+        assert record.state != "removed"
+        return ScheduleStatus(
+            name=name,
+            workflow=record.workflow,
+            key=record.run_key,
+            params=unpacked(record.params),
+            every_s=None if record.every_ms is None else record.every_ms / 1_000,
+            cron=record.cron,
+            zone=record.zone,
+            late_s=None if record.late_ms is None else record.late_ms / 1_000,
+            state=record.state,
+            next_ms=record.next_ms,
+            occurrences=record.number,
+            last=self._occurrence(name, record.number),
+            by=record.by,
+            added_ms=record.added_ms,
+            changed_ms=record.changed_ms,
+        )
+
+
 class Plan(NamedTuple):
     """What a schedule is to be, checked."""
 
@@ -96,7 +172,7 @@ class Plan(NamedTuple):
     draws_on: tuple[DrawsOn, ...]
 
 
-class Scheduling:
+class Scheduling(ScheduleReading):
     """The schedules of one runtime."""
 
     def __init__(
@@ -106,7 +182,7 @@ class Scheduling:
         schedules: TrioActorRef[Schedules],
         clock: Clock,
     ) -> None:
-        self._store = store
+        super().__init__(store)
         self._journal = journal
         self._schedules = schedules
         self._clock = clock
@@ -224,77 +300,6 @@ class Scheduling:
         if record is None or record.state == "removed":
             raise _unknown(name)
         return record
-
-    # -- looking -----------------------------------------------------------------------------
-
-    def status(self, name: str) -> ScheduleStatus:
-        row = read_schedule(self._store, name)
-        if row is None:
-            raise _unknown(name)
-        return self._status(name, row.record)
-
-    def listing(self) -> tuple[ScheduleStatus, ...]:
-        return tuple(
-            self._status(name, row.record)
-            for name, row in known(self._store)
-            if isinstance(row, Row) and row.record.state != "removed"
-        )
-
-    def occurrences(
-        self, name: str, before: int | None, limit: int
-    ) -> tuple[ScheduleOccurrence, ...]:
-        for field, value, most in (("before", before, 2**63), ("limit", limit, PAGE_MAX)):
-            whole = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
-            if not whole and (field, value) != ("before", None):
-                raise InvalidScheduleError(field, f"must be a whole number from 1 to {most:,}")
-        row = self._store.get("schedules", (name,))
-        if row is None:
-            raise _unknown(name)
-        newest = row.record.number if before is None else min(row.record.number, before - 1)
-        found: list[ScheduleOccurrence] = []
-        for number in range(newest, max(0, row.record.number - KEPT_MAX), -1):
-            if len(found) == limit:
-                break
-            if (each := self._occurrence(name, number)) is not None:
-                found.append(each)
-        return tuple(found)
-
-    def _occurrence(self, name: str, number: int) -> ScheduleOccurrence | None:
-        """One occurrence; None where its row is gone or cannot be read: it is history."""
-        found = list(self._store.scan("occurrences", (name, number), limit=1))
-        if not found or not isinstance(found[0][1], Row):
-            return None
-        each: Occurrence = found[0][1].record
-        return ScheduleOccurrence(
-            number=number,
-            due_ms=each.due_ms,
-            until_ms=each.until_ms,
-            outcome=each.outcome,
-            cause=each.cause,
-            run=each.run,
-            reason=each.reason,
-            at_ms=each.at_ms,
-        )
-
-    def _status(self, name: str, record: Schedule) -> ScheduleStatus:
-        assert record.state != "removed"
-        return ScheduleStatus(
-            name=name,
-            workflow=record.workflow,
-            key=record.run_key,
-            params=unpacked(record.params),
-            every_s=None if record.every_ms is None else record.every_ms / 1_000,
-            cron=record.cron,
-            zone=record.zone,
-            late_s=None if record.late_ms is None else record.late_ms / 1_000,
-            state=record.state,
-            next_ms=record.next_ms,
-            occurrences=record.number,
-            last=self._occurrence(name, record.number),
-            by=record.by,
-            added_ms=record.added_ms,
-            changed_ms=record.changed_ms,
-        )
 
 
 def _unknown(name: str) -> UnknownScheduleError:

@@ -63,6 +63,7 @@ from .requests import (
     RewindRequest,
     RunRequest,
     RunsRequest,
+    SchedulesRequest,
     StatusRequest,
     TakeOverRunRequest,
     TreeRequest,
@@ -77,6 +78,7 @@ from .run_reports import (
     report_detail,
     report_runs,
 )
+from .schedule_reports import SchedulesReport, report_schedules
 
 WORDS_CHARS_MAX: Final = 2_000
 """Of what an edit replaced, in a report."""
@@ -136,6 +138,15 @@ class Controlled(Protocol):
         self, *, state: str | None, workflow: str | None, limit: int, after: str | None
     ) -> Sequence[Any]:
         """Runs that `RunReport` mirrors."""
+
+    def schedules(self) -> Sequence[Any]:
+        """Schedules that `ScheduleReport` mirrors."""
+
+    def schedule(self, name: str) -> Any:
+        """One schedule, which `ScheduleReport` mirrors."""
+
+    def occurrences(self, name: str, *, before: int | None, limit: int) -> Sequence[Any]:
+        """Its occurrences, which `OccurrenceReport` mirrors."""
 
     def run(self, run: str) -> Any:
         """One run, which `RunReport` mirrors."""
@@ -312,6 +323,15 @@ async def _runs(runtime: Controlled, request: RunsRequest) -> RunsReport:
     return report_runs(found, os.getpid())
 
 
+async def _schedules(runtime: Controlled, request: SchedulesRequest) -> SchedulesReport:
+    name = _given(request.schedule)
+    if name is None:
+        return report_schedules(runtime.schedules(), None, os.getpid())
+    status = runtime.schedule(name)
+    found = runtime.occurrences(name, before=_given(request.before), limit=request.limit)
+    return report_schedules([status], found, os.getpid())
+
+
 async def _run(runtime: Controlled, request: RunRequest) -> RunDetailReport:
     status = runtime.run(request.run)
     # By its id from here on: a key may have a newer run by now.
@@ -375,6 +395,7 @@ _ANSWERS: Final[dict[type[msgspec.Struct], _Answer]] = {
     InboxRequest: _inbox,
     ReplayRequest: _replay,
     RunsRequest: _runs,
+    SchedulesRequest: _schedules,
     RunRequest: _run,
     ResumeRunRequest: _resume_run,
     UseFallbackRequest: _use_fallback,

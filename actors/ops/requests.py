@@ -160,6 +160,14 @@ class RunsRequest(_Request, frozen=True, tag="runs"):
     limit: int = 100
 
 
+class SchedulesRequest(_Request, frozen=True, tag="schedules"):
+    """Schedules; with `schedule` that one and what became of its occurrences, the newest first."""
+
+    schedule: str | msgspec.UnsetType = msgspec.UNSET
+    before: int | msgspec.UnsetType = msgspec.UNSET
+    limit: int = 100
+
+
 class RunRequest(_Request, frozen=True, tag="run"):
     """One run, its items, and the states it went through."""
 
@@ -215,6 +223,7 @@ Request: TypeAlias = (
     | QuiesceRequest
     | ImportRequest
     | RunsRequest
+    | SchedulesRequest
     | RunRequest
     | ResumeRunRequest
     | UseFallbackRequest

@@ -18,10 +18,12 @@ from .requests import (
     ResumeRunRequest,
     RunRequest,
     RunsRequest,
+    SchedulesRequest,
     TakeOverRunRequest,
     UseFallbackRequest,
 )
 from .run_reports import RunActReport, RunDetailReport, RunsReport
+from .schedule_reports import SchedulesReport
 
 _T = TypeVar("_T")
 
@@ -59,6 +61,21 @@ class RunAsks:
             limit=limit,
         )
         return self._of_any(lambda host: host.ask(request, RunsReport))
+
+    def schedules(
+        self, schedule: str | None = None, *, before: int | None = None, limit: int = 100
+    ) -> SchedulesReport:
+        """The schedules of the store, or one with its occurrences, from any host.
+
+        Raises:
+            RefusedByHostError, HostSilentError: As they say; nothing changed.
+        """
+        request = SchedulesRequest(
+            schedule=_or_unset(schedule),
+            before=msgspec.UNSET if before is None else before,
+            limit=limit,
+        )
+        return self._of_any(lambda host: host.ask(request, SchedulesReport))
 
     def run(self, run: str) -> RunDetailReport:
         """One run, its items and its history, from any host.

@@ -33,6 +33,7 @@ from .reports import (
 )
 from .requests import EVERY_MODEL
 from .run_reports import RunActReport, RunDetailReport, RunsReport
+from .schedule_reports import SchedulesReport
 from .stopped import StoppedStore
 
 
@@ -65,6 +66,9 @@ class Target(Protocol):
         self, *, state: str | None, workflow: str | None, after: str | None, limit: int
     ) -> RunsReport: ...
     def run(self, run: str) -> RunDetailReport: ...
+    def schedules(
+        self, schedule: str | None = None, *, before: int | None = None, limit: int = 100
+    ) -> SchedulesReport: ...
     def resume_run(
         self, run: str, *, in_doubt: Decision | None = None, result: Any = None
     ) -> RunActReport: ...

@@ -162,9 +162,8 @@ async def test_wall_is_recorded_with_its_session_before_that_is_closed(
 
         coder.provider.session = watched  # type: ignore[method-assign,assignment]
         await walled(world, coder)
-        await settled()
+        await until(lambda: coder.sessions.events[-1] == "closed session-1")
         assert seen == [("waiting_for_capacity", "session-1")]
-        assert coder.sessions.events[-1] == "closed session-1", "nothing of it lives"
 
 
 @pytest.mark.behaviour("S-038")
