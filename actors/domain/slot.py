@@ -587,7 +587,7 @@ class Slot(TrioActor):
         return done.receipt
 
     def _edited(self, message: EditSlot | UndoEdit, receipt: EditReceipt) -> None:
-        self._book.edits.under_way.discard(self._book.edits.kept[receipt.edit].row.entry)
+        self._book.edits.settle(receipt.edit)
         self._prune_later()
         kind = events.EditUndone if isinstance(message, UndoEdit) else events.MessageEdited
         number, id_, seq = receipt

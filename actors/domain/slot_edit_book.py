@@ -38,6 +38,12 @@ class EditBook:
         self.under_way: set[int] = set()
         """Entries of the rows that an edit on its way writes."""
 
+    def settle(self, number: int) -> None:
+        """What an edit wrote is stored; it may have been forgotten again by now."""
+        edit = self.kept.get(number)
+        if edit is not None:
+            self.under_way.discard(edit.row.entry)
+
     def find(self, act: str) -> tuple[int, Edit] | None:
         """The edit that an act made, or undid."""
         for number, edit in reversed(self.kept.items()):

@@ -200,7 +200,8 @@ def _forgettable(book: SlotBook) -> dict[int, Edit]:
         number: edit
         for number, edit in book.edits.kept.items()
         # What came back to its place is told by its edit alone, until a request carries it.
-        if edit.undone_ms is None or not edit.removes or covers(rows, edit.seq)
+        if (edit.undone_ms is None or not edit.removes or covers(rows, edit.seq))
+        and edit.row.entry not in book.edits.under_way
     }
 
 

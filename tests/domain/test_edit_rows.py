@@ -468,6 +468,18 @@ def test_the_words_that_an_edit_replaced_are_deleted_when_their_time_is_over() -
     assert shown(desk.store) == ["user: other", "assistant: re a", "assistant: re b"]
 
 
+def test_an_edit_that_is_being_undone_is_not_forgotten_meanwhile() -> None:
+    desk = talked("a")
+    edit = desk.edit(1, text("other")).edit
+    undo = plan_undo_edit(desk.book, UndoEdit(edit, "u", "ops", LATER), desk.chain)
+    assert plan_forget(desk.book, desk.chain, LATER) == []
+    desk.commit(undo.requests)
+    desk.book.edits.settle(edit)
+    assert desk.forget() == 1
+    assert shown(desk.store)[0] == "user: a"
+    assert desk.words() == ["a", "re a"]
+
+
 def test_an_edit_that_was_undone_is_forgotten_and_its_words_stay() -> None:
     desk = talked("a")
     desk.undo_edit(desk.edit(1, text("other")).edit)
