@@ -117,8 +117,8 @@ INTERNAL = frozenset(
         "UnknownCrashpointError",
     }
 )
-"""Never leave the module group that raises them: an adapter turns the first two into its own
-error, and the last is for whoever arms a crash point."""
+"""Never leave the module group that raises them: an adapter or a command turns them into an error or
+a line of its own, and `UnknownCrashpointError` is for whoever arms a crash point."""
 
 _HEAD = """\
 # Errors

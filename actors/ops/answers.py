@@ -46,7 +46,6 @@ from .reports import (
     WaitsReport,
 )
 from .requests import (
-    EVERY_MODEL,
     AlertsRequest,
     CancelRunRequest,
     DeadLettersRequest,
@@ -216,7 +215,7 @@ async def _waits(runtime: Controlled, request: WaitsRequest) -> WaitsReport:
 async def _release(runtime: Controlled, request: ReleaseRequest) -> ReleaseReport:
     receipt = await runtime.release_provider_wait(
         request.agent,
-        EVERY_MODEL if request.scope is None else request.scope,
+        request.scope,
         requester=clean_requester(request.requester),
         door="cli",
     )

@@ -52,11 +52,9 @@ class ReleaseRequest(_Request, frozen=True, tag="release"):
     requester: str = ""
 
     @property
-    def scope(self) -> str | None:
-        """The model, or None for every model."""
-        if self.model is msgspec.UNSET or self.model == EVERY_MODEL:
-            return None
-        return self.model
+    def scope(self) -> str:
+        """The model, or `*` for every model."""
+        return EVERY_MODEL if self.model is msgspec.UNSET else self.model
 
 
 class TreeRequest(_Request, frozen=True, tag="tree"):
@@ -254,7 +252,7 @@ def check_request(request: Request) -> None:
             )
     if isinstance(request, EditRequest):
         _check_edit(request)
-    if isinstance(request, ReleaseRequest) and request.scope is not None:
+    if isinstance(request, ReleaseRequest):
         check_name(request.scope, "model", reserved=False)
     if isinstance(request, _ListRequest):
         check_page(None if request.before is msgspec.UNSET else request.before, request.limit)

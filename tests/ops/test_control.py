@@ -93,13 +93,13 @@ async def test_waits_lists_all_or_one_agents(serving: Any, state: Path) -> None:
 
 
 @pytest.mark.behaviour("W-106")
-@pytest.mark.parametrize("model", [(), ("*",)], ids=["omitted", "star"])
+@pytest.mark.parametrize("model", [{}, {"model": "*"}], ids=["omitted", "star"])
 async def test_release_covers_every_model_when_it_is(
-    serving: Any, state: Path, model: tuple[str, ...]
+    serving: Any, state: Path, model: dict[str, str]
 ) -> None:
     async with serving() as runtime:
-        receipt = await in_thread(_with_client, state, lambda c: c.release("ana", *model))
-    assert [(item.model, item.reach) for item in receipt.released] == [
+        (reply,) = await in_thread(asked, state, request("release", agent="ana", **model))
+    assert [(item["model"], item["reach"]) for item in reply["result"]["released"]] == [
         ("m1", "recorded"),
         ("m2", "recorded"),
     ]
