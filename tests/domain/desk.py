@@ -56,10 +56,12 @@ def disk_full() -> DiskFullError:
 class DeskStore(MemoryStore):
     """A store in memory that remembers its batches, and fails or refuses those it is told to."""
 
+    spoilt: frozenset[tuple[str, Key]] = frozenset()
+    """Rows that cannot be read; of one that was opened again none, unless it is told."""
+
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.batches: list[tuple[Request, ...]] = []
-        self.spoilt: set[tuple[str, Key]] = set()
         self.fate: Callable[[int], Exception | None] = lambda number: None
         """Of each batch that writes, by number from 0: the error it fails with, or None."""
         self._writes = 0
@@ -170,7 +172,7 @@ def make_unreadable(store: Store, table: str, key: Key) -> None:
     row = store.get(table, key)
     assert row is not None
     if isinstance(store, DeskStore):
-        store.spoilt.add((table, key))
+        store.spoilt |= {(table, key)}
     else:
         made = codec.encode(row.record)
         value = Value(made.kind, 99, made.body, made.body_crc)

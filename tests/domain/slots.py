@@ -275,7 +275,7 @@ class BookDesk:
         copy = self.store.reopened(nonce=self.store.nonce)
         copy.__class__ = DeskStore
         copy.batches, copy.fate, copy._writes = [], lambda number: None, 0  # type: ignore[attr-defined]
-        copy.spoilt = set(self.store.spoilt)  # type: ignore[attr-defined]
+        copy.spoilt = self.store.spoilt  # type: ignore[attr-defined]
         return copy
 
     def commit(self, requests: list[Request], *, prefixes: bool = True) -> None:
