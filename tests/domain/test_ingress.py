@@ -27,6 +27,7 @@ from abeyance.actors.domain.ingress import (
     read_blocks,
 )
 from abeyance.storage import codec
+from abeyance.storage.errors import UnreadableRecordError
 from abeyance.storage.keys import encode_key
 from abeyance.storage.tables.blocks import (
     BLOCKS_MAX,
@@ -178,7 +179,7 @@ MALFORMED: dict[str, tuple[Any, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.behaviour("D-090")
+@pytest.mark.behaviour("D-090", "R-15")
 @pytest.mark.parametrize(("content", "field"), MALFORMED.values(), ids=MALFORMED)
 def test_a_malformed_message_is_refused_and_the_field_is_named(content: Any, field: str) -> None:
     with pytest.raises(InvalidMessageError) as caught:
@@ -374,3 +375,27 @@ def test_cleaned_text_is_one_bounded_line() -> None:
 def test_the_schema_of_what_is_sent_is_the_schema_of_what_is_stored() -> None:
     assert msgspec.structs.fields(Body)[0].name == "blocks"
     assert msgspec.convert({"blocks": [use()]}, Body).blocks == read_blocks(use())
+
+
+AT_REST: dict[str, Any] = {
+    "a number for a text": {"type": "text", "text": 7},
+    "a flag for an error's": result(is_error=1),
+    "a text for a result's content": result(content="done"),
+    "a call inside a result": result(content=[use()]),
+    "a list for an input": use(input=[]),
+    "a field that no block has": {"type": "text", "text": "", "colour": 1},
+    "a kind that no block is": {"type": "video"},
+}
+
+
+@pytest.mark.behaviour("R-15")
+@pytest.mark.parametrize("block", AT_REST.values(), ids=AT_REST)
+def test_a_row_is_read_again_by_the_schema_that_it_was_accepted_by(block: Any) -> None:
+    with pytest.raises(InvalidMessageError):
+        read_blocks(block)
+    sound, body = codec.encode(Body(blocks=read_blocks("hi"))), codec.pack({"blocks": [block]})
+    stored = codec.Value(sound.kind, sound.version, body, codec.checksum(body))
+    key = encode_key((str, int), ("ana", 1))
+    with pytest.raises(UnreadableRecordError) as caught:
+        codec.decode("bodies", key, codec.frame("bodies", key, 1, stored))
+    assert (caught.value.table, caught.value.key) == ("bodies", ("ana", 1))

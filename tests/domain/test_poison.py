@@ -32,7 +32,7 @@ from abeyance.storage.lmdb_store import LmdbStore
 from abeyance.storage.store import NotStored, Outcome, Put, Request
 from abeyance.storage.tables.slots import Lease
 
-from .desk import DeskStore, rows
+from .desk import DeskStore, disk_full, rows
 from .slots import (
     SLOT,
     BookDesk,
@@ -306,7 +306,7 @@ async def test_a_message_that_was_given_up_is_dead_to_its_sender_and_says_why() 
 # -- every message alike -----------------------------------------------------------------------
 
 
-@pytest.mark.behaviour("R-2", "D-044", "D-050")
+@pytest.mark.behaviour("R-2", "D-044")
 async def test_what_a_stop_could_not_land_is_there_at_the_next_start(
     world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,6 +334,57 @@ async def test_what_a_stop_could_not_land_is_there_at_the_next_start(
         assert (await ana.receipt("a")).state == "stored"
         letters_of = {letter.actor for letter in world.runtime.dead_letters()}
         assert "slot:ana" not in letters_of
+
+
+@pytest.mark.behaviour("D-050")
+async def test_what_cannot_land_is_tried_at_each_of_three_starts_and_is_still_first(
+    world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[list[str]] = []
+    submit = LmdbStore.submit
+
+    def refuse(store: LmdbStore, batch: Any, done: Any) -> None:
+        moves = [
+            put.key
+            for request in batch
+            if any(gone.table == "inbox" for gone in request.deletes)
+            for put in request.puts
+            if put.table == "ids"
+        ]
+        if moves:
+            tried[-1] += [key[-1] for key in moves]
+            done([NotStored(disk_full())] * len(batch))
+        else:
+            submit(store, batch, done)
+
+    async with world.open():
+        leave_in_inbox(world, "stuck", "stuck", 1, wake=False)
+    monkeypatch.setattr(LmdbStore, "submit", refuse)
+    for life in range(3):
+        tried.append([])
+        async with world.open():
+            ana = await world.add([])
+            await trio.sleep(1)
+            assert tried[-1][:1] == ["stuck"], "it is tried by itself at the start"
+            await ana.send(f"behind {life}", id=f"b{life}", wake=False)
+            waits = ["stuck", *(f"b{earlier}" for earlier in range(life + 1))]
+            assert [row.message for row in world.rows("inbox", "ana")] == waits
+            assert await transcript(ana) == []
+            # A quiesced host holds it back, and the resume tries it again.
+            await world.runtime.quiesce("upgrade")
+            tried[-1].clear()
+            await trio.sleep(60)
+            assert tried[-1] == []
+            await world.runtime.resume()
+            await trio.sleep(1)
+            assert tried[-1][:1] == ["stuck"]
+    monkeypatch.undo()
+    async with world.open():
+        ana = await world.add([])
+        await until(lambda: not world.rows("inbox", "ana"))
+        assert await transcript(ana) == [
+            "user: stuck", "user: behind 0", "user: behind 1", "user: behind 2",
+        ]  # fmt: skip
 
 
 @pytest.mark.behaviour("D-043")
