@@ -942,30 +942,34 @@ class Runtime(ScheduleVerbs):
         """End every live turn with its wakes given back; what is durable stays where it is."""
         with trio.move_on_after(STOP_DEADLINE_S, shield=True):
             await self._lifetime.end()
-            if self._root is None or SCHEDULES not in self._own_groups:
-                return  # It had not come up, or has gone down.
-            self._workflows.close()
-            self._scheduling.stop()
-            async with trio.open_nursery() as nursery:
-                # Together: an item of a run may wait for an ephemeral one.
-                nursery.start_soon(self._workflows.stop)
-                nursery.start_soon(self._runs.stop)
-            parked = [member for member in self._members.values() if member.is_parked]
-            async with trio.open_nursery() as nursery:
-                for member in self._members.values():
-                    if not member.is_parked:
-                        nursery.start_soon(_stop_turns, member.agent)
-            for member in parked:
-                # Nobody in a parked group answers. Who waits for it learns so by its end; a turn
-                # that lives is left to the next start, as after a crash.
-                await member.slot_group.stop()
-                await member.group.stop()
-            with suppress(ActorDeadError):
-                # The last chance of what could not be recorded when it was stated or released.
-                await self._ledger.ask(OfferPending())
+            if self._root is None:
+                return
+            if SCHEDULES in self._own_groups:  # Else the start was cut off before anything worked.
+                await self._end_work()
             await self._root.stop()
         for member in self._members.values():
             member.slot_view.end()
+
+    async def _end_work(self) -> None:
+        self._workflows.close()
+        self._scheduling.stop()
+        async with trio.open_nursery() as nursery:
+            # Together: an item of a run may wait for an ephemeral one.
+            nursery.start_soon(self._workflows.stop)
+            nursery.start_soon(self._runs.stop)
+        parked = [member for member in self._members.values() if member.is_parked]
+        async with trio.open_nursery() as nursery:
+            for member in self._members.values():
+                if not member.is_parked:
+                    nursery.start_soon(_stop_turns, member.agent)
+        for member in parked:
+            # Nobody in a parked group answers. Who waits for it learns so by its end; a turn that
+            # lives is left to the next start, as after a crash.
+            await member.slot_group.stop()
+            await member.group.stop()
+        with suppress(ActorDeadError):
+            # The last chance of what could not be recorded when it was stated or released.
+            await self._ledger.ask(OfferPending())
 
     def _close_ports(self) -> None:
         """Every actor has ended: write what came too late for the journal."""
