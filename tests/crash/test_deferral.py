@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SAMPLE = 54
+SAMPLE = 24
 WITHIN_S = 45
 
 

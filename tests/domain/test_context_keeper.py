@@ -177,9 +177,10 @@ async def test_events_past_their_bound_drop_the_oldest_with_a_line(
         strategy = Fails(trio.sleep_forever)
         await add(world, [], context=strategy)
         keeper = world.ref("context")
-        for number in range(EVENTS_MAX + 3):
+        keeper.tell(WaitReleased("ana", "m"))
+        await until(lambda: len(strategy.told) == 1)  # It is out, and waits no more.
+        for number in range(EVENTS_MAX + 2):
             keeper.tell(WaitReleased("ana", f"m{number}"))
-        await until(lambda: len(strategy.told) == 1)
         await until(lambda: not keeper._cell.box.user)
         assert len(keeper._cell.kept.events) == EVENTS_MAX
         assert sum("too many wait" in line for line in lines(caplog)) == 2
