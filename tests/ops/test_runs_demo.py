@@ -22,7 +22,7 @@ from abeyance.storage.locks import is_locked
 pytest.importorskip("anthropic")
 
 DEMO_S_MAX = 280.0
-"""Alone it takes about fifteen seconds; a machine with much else to do is no failure."""
+"""Beside one other test it took 21 s; a machine with much else to do is no failure."""
 LINES = 12
 
 
