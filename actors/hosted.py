@@ -37,7 +37,7 @@ from .hosted_runs import HostedRunVerbs
 from .hosted_schedules import HostedScheduleVerbs
 from .opening import StoreFaults, open_runtime
 from .runtime import EVERY_MODEL, Runtime
-from .status import AgentHealth, RuntimeStatus
+from .status import AgentHealth, RuntimeStatistics, RuntimeStatus
 
 
 class HostedRuntime(HostedRunVerbs, HostedScheduleVerbs):
@@ -264,6 +264,14 @@ class HostedRuntime(HostedRunVerbs, HostedScheduleVerbs):
 
         return self._call(resume, block)
 
+    def unpark(self, group: str, *, requester: str = "host", block: bool = True) -> Any:
+        """Start a parked group of the runtime's own again. As `Runtime.unpark`."""
+
+        async def start(runtime: Runtime) -> bool:
+            return await runtime.unpark(group, requester=requester)
+
+        return self._call(start, block)
+
     def provider_waits(self, agent: str | None = None) -> tuple[ProviderWait, ...]:
         """The waits in force. As `Runtime.provider_waits`."""
 
@@ -396,6 +404,15 @@ class HostedRuntime(HostedRunVerbs, HostedScheduleVerbs):
             return runtime.status()
 
         found: RuntimeStatus = self._call(read, True)
+        return found
+
+    def statistics(self) -> RuntimeStatistics:
+        """Figures of every agent, wait and commit. As `Runtime.statistics`."""
+
+        async def read(runtime: Runtime) -> RuntimeStatistics:
+            return runtime.statistics()
+
+        found: RuntimeStatistics = self._call(read, True)
         return found
 
     @property

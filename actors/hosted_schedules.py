@@ -115,11 +115,3 @@ class HostedScheduleVerbs:
 
         found: UsageReading | None = self._call(read, True)
         return found
-
-    def unpark(self, group: str, *, requester: str = "host", block: bool = True) -> Any:
-        """Start a parked group of the runtime's own again. As `Runtime.unpark`."""
-
-        async def start(runtime: Runtime) -> bool:
-            return await runtime.unpark(group, requester=requester)
-
-        return self._call(start, block)

@@ -130,7 +130,7 @@ class ScheduleVerbs(RunVerbs):
         """
         by = self._admit_verb("pause_schedule", name, requester, door)
         with self._lifetime.answers():
-            return await self._scheduling.pause(name, by)
+            return await self._scheduling.act("pause", name, by)
 
     async def resume_schedule(
         self, name: str, *, requester: str, door: Door = "api"
@@ -141,7 +141,7 @@ class ScheduleVerbs(RunVerbs):
         """
         by = self._admit_verb("resume_schedule", name, requester, door)
         with self._lifetime.answers():
-            return await self._scheduling.resume(name, by)
+            return await self._scheduling.act("resume", name, by)
 
     async def remove_schedule(
         self, name: str, *, requester: str, door: Door = "api"
@@ -153,7 +153,7 @@ class ScheduleVerbs(RunVerbs):
         """
         by = self._admit_verb("remove_schedule", name, requester, door)
         with self._lifetime.answers():
-            return await self._scheduling.remove(name, by)
+            return await self._scheduling.act("remove", name, by)
 
     def schedule(self, name: str) -> ScheduleStatus:
         """How a schedule stands. Not a checkpoint.

@@ -17,13 +17,13 @@ from msgspec.structs import replace
 
 from abeyance.storage.store import Committed, Row, Store
 from abeyance.storage.tables.schedules import KEPT_MAX, DrawsOn, Occurrence, Schedule
-from abeyance.storage.tables.waits import LogLine
 
 from .core import TrioActorRef
 from .core.clock import Clock
 from .core.errors import AbeyanceError
-from .domain.run_rows import bounded, pack_plain, unpacked
-from .domain.schedule_errors import InvalidScheduleError, UnknownScheduleError
+from .domain.run_rows import pack_plain, unpacked
+from .domain.schedule_acts import ACTS, ScheduleVerb, line_of, unknown_schedule
+from .domain.schedule_errors import InvalidScheduleError
 from .domain.schedule_rows import change, known, read_schedule
 from .domain.schedules import LookAtSchedules, Schedules, StopSchedules
 from .domain.timetable import Timetable, timetable_of
@@ -93,7 +93,7 @@ class ScheduleReading:
     def status(self, name: str) -> ScheduleStatus:
         row = read_schedule(self._store, name)
         if row is None:
-            raise _unknown(name)
+            raise unknown_schedule(name)
         return self._status(name, row.record)
 
     def listing(self) -> tuple[ScheduleStatus, ...]:
@@ -112,7 +112,7 @@ class ScheduleReading:
                 raise InvalidScheduleError(field, f"must be a whole number from 1 to {most:,}")
         row = self._store.get("schedules", (name,))
         if row is None:
-            raise _unknown(name)
+            raise unknown_schedule(name)
         newest = row.record.number if before is None else min(row.record.number, before - 1)
         found: list[ScheduleOccurrence] = []
         for number in range(newest, max(0, row.record.number - KEPT_MAX), -1):
@@ -239,38 +239,10 @@ class Scheduling(ScheduleReading):
 
         return await self._change(plan.name, decide, by)
 
-    async def pause(self, name: str, by: str) -> ScheduleReceipt:
-        def decide(record: Schedule | None) -> Schedule | None:
-            if self._found(name, record).state == "paused":
-                return None
-            now_ms = self._clock.now_ms()
-            return replace(
-                self._found(name, record), state="paused", next_ms=None, changed_ms=now_ms
-            )
-
-        return await self._change(name, decide, by)
-
-    async def resume(self, name: str, by: str) -> ScheduleReceipt:
-        def decide(record: Schedule | None) -> Schedule | None:
-            found = self._found(name, record)
-            if found.state == "active":
-                return None
-            now_ms = self._clock.now_ms()
-            next_ms = timetable_of(found).after(now_ms)
-            return replace(found, state="active", next_ms=next_ms, changed_ms=now_ms)
-
-        return await self._change(name, decide, by)
-
-    async def remove(self, name: str, by: str) -> ScheduleReceipt:
-        def decide(record: Schedule | None) -> Schedule | None:
-            if record is None:
-                raise _unknown(name)
-            if record.state == "removed":
-                return None
-            now_ms = self._clock.now_ms()
-            return replace(record, state="removed", next_ms=None, changed_ms=now_ms)
-
-        return await self._change(name, decide, by)
+    async def act(self, verb: ScheduleVerb, name: str, by: str) -> ScheduleReceipt:
+        """Pause, resume or remove a schedule."""
+        act = ACTS[verb]
+        return await self._change(name, lambda row: act(name, row, self._clock.now_ms()), by)
 
     async def _change(
         self, name: str, decide: Callable[[Schedule | None], Schedule | None], by: str
@@ -283,26 +255,10 @@ class Scheduling(ScheduleReading):
                 assert row is not None
                 await trio.lowlevel.checkpoint()
                 return ScheduleReceipt(name=name, state=row.record.state, changed=False)
-            was = "new" if row is None else row.record.state
-            line = LogLine(
-                event="schedule",
-                text=bounded(f"{name}: {was} to {new.state} by {by}"),
-                at_ms=new.changed_ms,
-            )
+            line = line_of(name, None if row is None else row.record, new, by)
             # Once it was asked, its answer decides what is true.
             with trio.CancelScope(shield=True):
                 outcome = await self._journal.ask(change(name, row, new, line=line))
             if isinstance(outcome, Committed):
                 self.look()
                 return ScheduleReceipt(name=name, state=new.state, changed=True)
-
-    def _found(self, name: str, record: Schedule | None) -> Schedule:
-        if record is None or record.state == "removed":
-            raise _unknown(name)
-        return record
-
-
-def _unknown(name: str) -> UnknownScheduleError:
-    return UnknownScheduleError(
-        f"there is no schedule {name!r}; nothing was done; list those there are", schedule=name
-    )

@@ -66,7 +66,7 @@ FAMILIES = (
         "the caller or an operator",
         """
         NotStoredError CommitFailedError DiskFullError LockTimeoutError MapLimitError
-        ReadOnlyStoreError RunContestedError StoreIOError StoreLostError
+        ReadOnlyStoreError RunContestedError ScheduleContestedError StoreIOError StoreLostError
         """,
     ),
     _family(

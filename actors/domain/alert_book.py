@@ -188,19 +188,20 @@ def alert_text(raised: RaiseAlert, directory: str) -> str:
     if raised.kind == "agent_parked":
         text = (
             f"Agent {agent} crashed too often and is parked: {reason}. It does nothing until it is "
-            f"resumed; what was sent to it stays. Mend the cause, then resume_agent({agent!r})."
+            f"resumed; what was sent to it stays. Mend the cause, then resume_agent({agent!r}), "
+            f"or: abeyance unpark {where} --agent {shlex.quote(agent)}."
         )
     elif raised.kind == "runs_parked":
         text = (
             f"What executes runs crashed too often and is parked: {reason}. No run of this process "
             "goes on until it is unparked; all that is recorded of them stays. Mend the cause, "
-            "then unpark('runs')."
+            f"then unpark('runs'), or: abeyance unpark {where} runs."
         )
     elif raised.kind == "schedules_parked":
         text = (
             f"What starts runs by schedules crashed too often and is parked: {reason}. No schedule "
             "starts a run in this process until it is unparked; what is due stays due. Mend the "
-            "cause, then unpark('schedules')."
+            f"cause, then unpark('schedules'), or: abeyance unpark {where} schedules."
         )
     elif raised.kind == "context_unreadable":
         text = (

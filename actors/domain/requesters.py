@@ -28,10 +28,11 @@ class OperatorAct(NamedTuple):
     """The method's name: `release_provider_wait`, `rewind`, `undo_rewind`, `edit`, `undo_edit`,
     `run_tool`, `import_deferred`, `remove_agent`, `close` (a conversation's), `resume_agent`,
     `replay_dead_letter`, `replay_quarantined`, `start_run`, `resume_run`, `use_fallback`,
-    `cancel_run`, `take_over_run`."""
+    `cancel_run`, `take_over_run`, `add_schedule`, `pause_schedule`, `resume_schedule`,
+    `remove_schedule`, `unpark`, `quiesce`, `resume`."""
     agent: str
     """Whom it concerns; of a replay the name of the actor whose message it was, of a run the key or
-    id that was given."""
+    id that was given, of a schedule its name, of an unpark the group."""
     requester: str
     """As it would be recorded."""
 

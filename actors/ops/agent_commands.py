@@ -247,6 +247,38 @@ def quiesce(
 
 
 @shell.app.command()
+def unpark(
+    directory: StateDir,
+    group: Annotated[
+        str | None,
+        typer.Argument(metavar="[GROUP]", help="runs, schedules or alerts: the host's own."),
+    ] = None,
+    agent: Annotated[
+        str | None, typer.Option(metavar="NAME", help="An agent, in place of a group.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Start what crashed too often and was parked again, with everything that it accepted."""
+    if (group is None) == (agent is None):
+        raise typer.BadParameter("name a group, or an agent by --agent")
+    if agent is not None:
+        check_name(agent, "agent")
+    target = targets.open_target(directory)
+    try:
+        report = target.unpark(group, agent=agent)
+    finally:
+        target.close()
+    if as_json:
+        typer.echo(json_text(report))
+    else:
+        name = escaped_text(str(group or agent))
+        at = ", ".join(map(str, report.pids))
+        where = f" in process{'es' * (len(report.pids) > 1)} {at}"
+        typer.echo(f"{name} goes on{where}." if at else f"{name} is not parked; nothing was done.")
+    shell.say_silent(report.silent_pids)
+
+
+@shell.app.command()
 def tree(
     directory: StateDir,
     depth: Annotated[

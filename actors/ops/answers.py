@@ -42,6 +42,7 @@ from .reports import (
     RewindReport,
     StatusReport,
     TreeReport,
+    UnparkReport,
     WaitReport,
     WaitsReport,
 )
@@ -62,10 +63,12 @@ from .requests import (
     RewindRequest,
     RunRequest,
     RunsRequest,
+    ScheduleActRequest,
     SchedulesRequest,
     StatusRequest,
     TakeOverRunRequest,
     TreeRequest,
+    UnparkRequest,
     UseFallbackRequest,
     WaitsRequest,
 )
@@ -77,7 +80,12 @@ from .run_reports import (
     report_detail,
     report_runs,
 )
-from .schedule_reports import SchedulesReport, report_schedules
+from .schedule_reports import (
+    ScheduleActReport,
+    SchedulesReport,
+    report_schedule_act,
+    report_schedules,
+)
 
 WORDS_CHARS_MAX: Final = 2_000
 """Of what an edit replaced, in a report."""
@@ -146,6 +154,21 @@ class Controlled(Protocol):
 
     def occurrences(self, name: str, *, before: int | None, limit: int) -> Sequence[Any]:
         """Its occurrences, which `OccurrenceReport` mirrors."""
+
+    async def pause_schedule(self, name: str, *, requester: str, door: Door) -> Any:
+        """Start no more runs of a schedule; what `ScheduleActReport` mirrors."""
+
+    async def resume_schedule(self, name: str, *, requester: str, door: Door) -> Any:
+        """Have a schedule due again; what `ScheduleActReport` mirrors."""
+
+    async def remove_schedule(self, name: str, *, requester: str, door: Door) -> Any:
+        """End a schedule; what `ScheduleActReport` mirrors."""
+
+    async def unpark(self, group: str, *, requester: str, door: Door) -> bool:
+        """Start a parked group of the runtime's own again; whether it was parked."""
+
+    async def resume_agent(self, name: str, *, requester: str, door: Door) -> bool:
+        """Start a parked agent again; whether it was parked."""
 
     def run(self, run: str) -> Any:
         """One run, which `RunReport` mirrors."""
@@ -331,6 +354,25 @@ async def _schedules(runtime: Controlled, request: SchedulesRequest) -> Schedule
     return report_schedules([status], found, os.getpid())
 
 
+async def _schedule_act(runtime: Controlled, request: ScheduleActRequest) -> ScheduleActReport:
+    by = clean_requester(request.requester)
+    verb = {
+        "pause": runtime.pause_schedule,
+        "resume": runtime.resume_schedule,
+        "remove": runtime.remove_schedule,
+    }[request.act]
+    return report_schedule_act(await verb(request.schedule, requester=by, door="cli"), os.getpid())
+
+
+async def _unpark(runtime: Controlled, request: UnparkRequest) -> UnparkReport:
+    by = clean_requester(request.requester)
+    if isinstance(request.agent, str):
+        was_parked = await runtime.resume_agent(request.agent, requester=by, door="cli")
+    else:
+        was_parked = await runtime.unpark(_given(request.group), requester=by, door="cli")  # type: ignore[arg-type]
+    return UnparkReport(pids=(os.getpid(),) if was_parked else ())
+
+
 async def _run(runtime: Controlled, request: RunRequest) -> RunDetailReport:
     status = runtime.run(request.run)
     # By its id from here on: a key may have a newer run by now.
@@ -395,6 +437,8 @@ _ANSWERS: Final[dict[type[msgspec.Struct], _Answer]] = {
     ReplayRequest: _replay,
     RunsRequest: _runs,
     SchedulesRequest: _schedules,
+    ScheduleActRequest: _schedule_act,
+    UnparkRequest: _unpark,
     RunRequest: _run,
     ResumeRunRequest: _resume_run,
     UseFallbackRequest: _use_fallback,

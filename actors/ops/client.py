@@ -55,9 +55,10 @@ from .reports import (
     RewindReport,
     StatusReport,
     TreeReport,
+    UnparkReport,
     WaitReport,
 )
-from .requests import EVERY_MODEL
+from .requests import EVERY_MODEL, UnparkRequest
 from .run_client import RunAsks
 
 NOT_ITS_OWN: Final = frozenset(
@@ -273,6 +274,35 @@ class ControlClient(RunAsks):
             landed=sum(report.landed for report in reports),
             silent_pids=tuple(sorted(self._failures)),
         )
+
+    def unpark(
+        self, group: str | None = None, *, agent: str | None = None, requester: str | None = None
+    ) -> UnparkReport:
+        """Start a parked group of the hosts' own again, in every host where it is parked, or a
+        parked agent, in the host that runs it. As `Runtime.unpark` and `Runtime.resume_agent`.
+
+        Nothing is recorded: parked is a group in its process only. Safe to ask twice.
+
+        Raises:
+            RefusedByHostError: A host refused it, and it went on in no other.
+            HostSilentError: None answered; asking again is harmless.
+        """
+        request = UnparkRequest(
+            group=msgspec.UNSET if group is None else group,
+            agent=msgspec.UNSET if agent is None else agent,
+            requester=this_requester() if requester is None else requester,
+        )
+
+        def ask(host: HostClient) -> UnparkReport:
+            return host.ask(request, UnparkReport)
+
+        if agent is not None:
+            return self._of_owner(ask)
+        pids = tuple(pid for _, report in self._of_every(ask) for pid in report.pids)
+        for error in self._failures.values():
+            if isinstance(error, RefusedByHostError) and not pids:
+                raise error
+        return UnparkReport(pids=pids, silent_pids=tuple(sorted(self._failures)))
 
     def entries(
         self, kind: Kind, *, before: int | None = None, limit: int = 100

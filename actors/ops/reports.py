@@ -240,6 +240,15 @@ class TreeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Live hosts that gave no answer."""
 
 
+class UnparkReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to `unpark`."""
+
+    pids: tuple[int, ...]
+    """Of the hosts where it was parked, and goes on now."""
+    silent_pids: tuple[int, ...] = ()
+    """Live hosts that gave no answer."""
+
+
 class EntryReport(msgspec.Struct, frozen=True, kw_only=True):
     """A row of the dead letters or of the quarantine; what only the other has is empty or None.
 

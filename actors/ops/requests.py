@@ -19,6 +19,7 @@ from abeyance.actors.domain.alert_book import check_after
 from abeyance.actors.domain.archive_book import check_number, check_page
 from abeyance.actors.domain.ingress import check_name, read_blocks
 from abeyance.actors.domain.mode import WITHIN_S, read_reason, read_window
+from abeyance.actors.domain.schedule_acts import ScheduleVerb
 from abeyance.actors.domain.slot_inbox import check_listing
 
 from .errors import InvalidFieldError
@@ -166,6 +167,22 @@ class SchedulesRequest(_Request, frozen=True, tag="schedules"):
     limit: int = 100
 
 
+class ScheduleActRequest(_Request, frozen=True, tag="schedule-act"):
+    """Pause a schedule, have it due again, or end it."""
+
+    schedule: str
+    act: ScheduleVerb
+    requester: str = ""
+
+
+class UnparkRequest(_Request, frozen=True, tag="unpark"):
+    """Start a parked group of the host's own again, or a parked agent."""
+
+    group: str | msgspec.UnsetType = msgspec.UNSET
+    agent: str | msgspec.UnsetType = msgspec.UNSET
+    requester: str = ""
+
+
 class RunRequest(_Request, frozen=True, tag="run"):
     """One run, its items, and the states it went through."""
 
@@ -222,6 +239,8 @@ Request: TypeAlias = (
     | ImportRequest
     | RunsRequest
     | SchedulesRequest
+    | ScheduleActRequest
+    | UnparkRequest
     | RunRequest
     | ResumeRunRequest
     | UseFallbackRequest
@@ -237,7 +256,13 @@ def check_request(request: Request) -> None:
         InvalidFieldError, InvalidInputError, InvalidNameError: Names the field; nothing was done.
     """
     named = (
-        WaitsRequest | ReleaseRequest | RewindRequest | EditRequest | EditsRequest | ImportRequest
+        WaitsRequest
+        | ReleaseRequest
+        | RewindRequest
+        | EditRequest
+        | EditsRequest
+        | ImportRequest
+        | UnparkRequest
     )
     if isinstance(request, named) and request.agent is not msgspec.UNSET:
         check_name(request.agent, "agent")
@@ -252,6 +277,14 @@ def check_request(request: Request) -> None:
             )
     if isinstance(request, EditRequest):
         _check_edit(request)
+    if isinstance(request, UnparkRequest) and (
+        (request.group is msgspec.UNSET) == (request.agent is msgspec.UNSET)
+    ):
+        raise InvalidFieldError(
+            "an unpark names a group of the host's own, or an agent, and not both; nothing was "
+            "done; correct that field",
+            field="group",
+        )
     if isinstance(request, ReleaseRequest):
         check_name(request.scope, "model", reserved=False)
     if isinstance(request, _ListRequest):

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from abeyance.actors.domain.run_acts import Decision
+from abeyance.actors.domain.schedule_acts import ScheduleVerb
 
 from .connection import HostClient, this_requester
 from .requests import (
@@ -18,18 +19,19 @@ from .requests import (
     ResumeRunRequest,
     RunRequest,
     RunsRequest,
+    ScheduleActRequest,
     SchedulesRequest,
     TakeOverRunRequest,
     UseFallbackRequest,
 )
 from .run_reports import RunActReport, RunDetailReport, RunsReport
-from .schedule_reports import SchedulesReport
+from .schedule_reports import ScheduleActReport, SchedulesReport
 
 _T = TypeVar("_T")
 
 
 class RunAsks:
-    """The part of the client of a directory's hosts that is about runs.
+    """The part of the client of a directory's hosts that is about runs and schedules.
 
     An act on a run is done by the process that owns it or, where none does, by one that has its
     workflow; each decides by the rows. Who refuses it has done nothing.
@@ -76,6 +78,21 @@ class RunAsks:
             limit=limit,
         )
         return self._of_any(lambda host: host.ask(request, SchedulesReport))
+
+    def act_on_schedule(
+        self, schedule: str, act: ScheduleVerb, *, requester: str | None = None
+    ) -> ScheduleActReport:
+        """Pause, resume or remove a schedule, through whichever host answers first: the row is the
+        schedule, and every host goes by it. As `Runtime.pause_schedule`; safe to ask twice.
+
+        Durable: on return.
+
+        Raises:
+            RefusedByHostError: The host refused it; nothing was done.
+            HostSilentError: Whether it was done is unknown; asking again is harmless.
+        """
+        request = ScheduleActRequest(schedule=schedule, act=act, requester=_by(requester))
+        return self._of_owner(lambda host: host.ask(request, ScheduleActReport))
 
     def run(self, run: str) -> RunDetailReport:
         """One run, its items and its history, from any host.

@@ -1,8 +1,13 @@
-"""The command of schedules: when each is due, and what became of its occurrences."""
+"""The command of schedules: when each is due, what became of its occurrences, and acts on one.
+
+Each act may be given twice: the second changes nothing, says how the schedule stands, and exits
+with 0.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
@@ -10,12 +15,20 @@ from rich.padding import Padding
 from rich.text import Text
 
 from abeyance.actors.domain.ingress import escaped_text
+from abeyance.actors.domain.run_rows import check_key
+from abeyance.actors.domain.schedule_acts import ScheduleVerb
 
 from . import shell, targets
 from .instants import local_text
 from .render import json_text
-from .schedule_reports import OccurrenceReport, ScheduleReport, SchedulesReport
+from .schedule_reports import OccurrenceReport, ScheduleActReport, ScheduleReport, SchedulesReport
 from .shell import AsJson, Limit, StateDir
+
+_ACTED: Final = {
+    "paused": "paused; it starts no run until it is resumed.",
+    "active": "active; it is due again from now on.",
+    "removed": "removed; a host that adds it at its start has it again.",
+}
 
 
 @shell.app.command()
@@ -29,11 +42,27 @@ def schedules(
         int | None, typer.Option(metavar="N", help="Occurrences before this one, the next page.")
     ] = None,
     limit: Limit = 100,
+    pause: Annotated[
+        bool, typer.Option("--pause", help="Start no more runs of it until it is resumed.")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Have it due again, from now on.")
+    ] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="End it.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List schedules and when each is due; or show one with its occurrences."""
+    """List schedules and when each is due; or show one with its occurrences; or act on one."""
     if name is None and before is not None:
         raise typer.BadParameter("--before goes with a schedule's name")
+    acts: dict[ScheduleVerb, bool] = {"pause": pause, "resume": resume, "remove": remove}
+    asked = [verb for verb, given in acts.items() if given]
+    if asked:
+        if name is None or len(asked) > 1 or before is not None:
+            raise typer.BadParameter(
+                "one of --pause, --resume and --remove goes with a schedule's name, alone"
+            )
+        _act(directory, name, asked[0], as_json=as_json)
+        return
     target = targets.open_target(directory)
     try:
         report = target.schedules(name, before=before, limit=limit)
@@ -43,6 +72,28 @@ def schedules(
         typer.echo(json_text(report))
     else:
         print_schedules(shell.console(), report)
+
+
+def _act(directory: Path, name: str, act: ScheduleVerb, *, as_json: bool) -> None:
+    check_key(name, "name")
+    target = targets.open_target(directory, writing=True)
+    try:
+        report = target.act_on_schedule(name, act)
+    finally:
+        target.close()
+    with shell.done_anyway(f"the {act} was done; what it came to"):
+        if as_json:
+            typer.echo(json_text(report))
+        else:
+            print_act(shell.console(), report)
+
+
+def print_act(console: Console, report: ScheduleActReport) -> None:
+    """Print what an act on a schedule came to."""
+    line = f"{report.name} is {report.state}; nothing was changed."
+    if report.changed:
+        line = f"{report.name} is {_ACTED[report.state]}"
+    console.print(Text(escaped_text(line)))
 
 
 def print_schedules(console: Console, report: SchedulesReport) -> None:

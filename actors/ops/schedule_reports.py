@@ -53,6 +53,24 @@ class SchedulesReport(msgspec.Struct, frozen=True, kw_only=True):
     """Of the host that answered; None for what a stopped store holds."""
 
 
+class ScheduleActReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What an act on a schedule came to. Mirrors `scheduling.ScheduleReceipt`."""
+
+    name: str
+    state: str
+    changed: bool
+    """Whether this act changed it; pressed twice, the second did not."""
+    pid: int | None = None
+    """Of the host that did it; None where it was done on a stopped store."""
+
+
+def report_schedule_act(receipt: Any, pid: int | None) -> ScheduleActReport:
+    """Copy a receipt into the shape that travels."""
+    return ScheduleActReport(
+        name=receipt.name, state=receipt.state, changed=receipt.changed, pid=pid
+    )
+
+
 def report_schedules(
     statuses: Iterable[Any], occurrences: Iterable[Any] | None, pid: int | None
 ) -> SchedulesReport:

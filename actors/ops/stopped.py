@@ -63,11 +63,13 @@ from .reports import (
     ReplayReport,
     RewindReport,
     StatusReport,
+    UnparkReport,
     WaitReport,
 )
 from .requests import EVERY_MODEL
 from .run_reports import RunActReport
 from .stopped_runs import StoppedRuns
+from .stopped_schedules import StoppedSchedules
 
 ATTEMPTS_MAX = 10
 
@@ -89,7 +91,7 @@ class _WallClock:
         return time.time_ns() // 1_000_000
 
 
-class StoppedStore(StoppedRuns):
+class StoppedStore(StoppedRuns, StoppedSchedules):
     """The store of a state directory, opened by this process.
 
     Args:
@@ -244,6 +246,19 @@ class StoppedStore(StoppedRuns):
             f"run {run!r} is taken over by a host that goes on with it, and none answers here; "
             "nothing was done; start one that has its workflow, then take it over",
             field="run",
+        )
+
+    def unpark(self, group: str | None = None, *, agent: str | None = None) -> UnparkReport:
+        """Refuse: nothing is parked but in a process that runs.
+
+        Raises:
+            NeedsHostError: Always; nothing was done.
+        """
+        what = f"group {group!r}" if agent is None else f"agent {agent!r}"
+        raise NeedsHostError(
+            f"{what} is parked in a process only, and no host answers here; nothing was done; a "
+            "host that starts has nothing parked",
+            field="group" if agent is None else "agent",
         )
 
     def rewind(self, agent: str, to: str | int | None) -> RewindReport:

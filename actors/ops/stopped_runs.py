@@ -33,7 +33,7 @@ from abeyance.actors.domain.run_acts import (
     settle_doubt,
 )
 from abeyance.actors.domain.run_errors import RunOwnedElsewhereError
-from abeyance.actors.domain.run_rows import LIVE, RunId, change, check_key, read_run_id
+from abeyance.actors.domain.run_rows import LIVE, RunId, change, read_run_id
 from abeyance.actors.run_reading import (
     check_run_listing,
     list_runs,
@@ -43,7 +43,6 @@ from abeyance.actors.run_reading import (
     status_of,
     unknown_run,
 )
-from abeyance.actors.scheduling import ScheduleReading
 from abeyance.storage.lmdb_store import LmdbStore
 from abeyance.storage.locks import is_locked
 from abeyance.storage.store import Committed, Guard, NotStored, Put
@@ -58,7 +57,6 @@ from .run_reports import (
     report_detail,
     report_runs,
 )
-from .schedule_reports import SchedulesReport, report_schedules
 
 ATTEMPTS_MAX = 10
 
@@ -91,21 +89,6 @@ class StoppedRuns:
         """
         check_run_listing(state, workflow, limit, after)
         return report_runs(list_runs(self._store, state, workflow, limit, after), None)
-
-    def schedules(
-        self, schedule: str | None = None, *, before: int | None = None, limit: int = 100
-    ) -> SchedulesReport:
-        """The schedules of the store, or one with its occurrences.
-
-        Raises:
-            InvalidScheduleError, InvalidRunError, InvalidNameError: Names the field.
-            UnknownScheduleError: There is none of that name.
-        """
-        reading = ScheduleReading(self._store)
-        if schedule is None:
-            return report_schedules(reading.listing(), None, None)
-        status = reading.status(check_key(schedule, "name"))
-        return report_schedules([status], reading.occurrences(schedule, before, limit), None)
 
     def run(self, run: str) -> RunDetailReport:
         """One run, its items and its history.

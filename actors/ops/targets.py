@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from abeyance.actors.domain.archive_book import Kind
 from abeyance.actors.domain.run_acts import Decision
+from abeyance.actors.domain.schedule_acts import ScheduleVerb
 
 from .client import ControlClient
 from .connection import NoHostError
@@ -29,11 +30,12 @@ from .reports import (
     ReplayReport,
     RewindReport,
     StatusReport,
+    UnparkReport,
     WaitReport,
 )
 from .requests import EVERY_MODEL
 from .run_reports import RunActReport, RunDetailReport, RunsReport
-from .schedule_reports import SchedulesReport
+from .schedule_reports import ScheduleActReport, SchedulesReport
 from .stopped import StoppedStore
 
 
@@ -69,6 +71,8 @@ class Target(Protocol):
     def schedules(
         self, schedule: str | None = None, *, before: int | None = None, limit: int = 100
     ) -> SchedulesReport: ...
+    def act_on_schedule(self, schedule: str, act: ScheduleVerb) -> ScheduleActReport: ...
+    def unpark(self, group: str | None = None, *, agent: str | None = None) -> UnparkReport: ...
     def resume_run(
         self, run: str, *, in_doubt: Decision | None = None, result: Any = None
     ) -> RunActReport: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,8 @@ from typing import Any
 import pykka
 import pytest
 
-from abeyance.actors import AgentSpec, Draft, HostedRuntime, TrioActor
+from abeyance.actors import AgentSpec, Draft, HostedRuntime, Runtime, TrioActor
+from abeyance.actors.conversations import Conversation
 from abeyance.actors.core.errors import AskCycleError, WouldDeadlockError
 from abeyance.actors.domain.errors import (
     AgentExistsError,
@@ -19,8 +21,12 @@ from abeyance.actors.domain.errors import (
     RuntimeClosedError,
     UnknownAgentError,
 )
+from abeyance.actors.handle import AgentHandle
+from abeyance.actors.hosted_agents import HostedAgent, HostedConversation
+from abeyance.actors.hosted_runs import HostedRun
 from abeyance.actors.providers.port import ModelRequest, ProviderMessage
 from abeyance.actors.testing import Gate, ScriptedProvider, call_tool, fail, reply
+from abeyance.actors.workflows import RunHandle
 from abeyance.storage.errors import StorageError
 from abeyance.storage.tables.blocks import TextBlock
 
@@ -330,3 +336,50 @@ def test_a_turn_that_was_stopped_by_close_goes_on_at_the_next_open(tmp_path: Pat
         ana = host.add_agent(spec([reply("fresh")]))
         ana.wait_idle()
         assert [message.text for message in ana.transcript()][-1] == "fresh"
+
+
+ELSEWHERE = {
+    "system": "`host.runtime.system`: what of it may be called from any thread is",
+    "hand_over": "`send(..., block=False)`",
+    "hand_over_many": "`send_many(..., block=False)`",
+    "id": "an attribute of each",
+}
+"""What a threaded host has by another name."""
+
+
+@pytest.mark.parametrize(
+    ("trio_side", "hosted"),
+    [
+        (Runtime, HostedRuntime),
+        (AgentHandle, HostedAgent),
+        (Conversation, HostedConversation),
+        (RunHandle, HostedRun),
+    ],
+    ids=["runtime", "agent", "conversation", "run"],
+)
+def test_every_public_verb_is_there_under_threads_with_the_same_arguments(
+    trio_side: type, hosted: type
+) -> None:
+    names = {name for name in dir(trio_side) if not name.startswith("_")}
+    here = {name for name in dir(hosted) if not name.startswith("_")}
+    assert names - here <= set(ELSEWHERE)
+    for name in sorted(names & here):
+        verb = getattr(trio_side, name)
+        if not callable(verb):
+            continue
+        arguments = inspect.signature(verb).parameters
+        under_threads = dict(inspect.signature(getattr(hosted, name)).parameters)
+        blocks = under_threads.pop("block", None)
+        assert blocks is None or blocks.default is True, name
+        assert [(each.name, each.kind, each.default) for each in under_threads.values()] == [
+            (each.name, each.kind, each.default)
+            for each in arguments.values()
+            if each.name != "door"
+        ], name
+
+
+def test_figures_are_read_under_threads(host: HostedRuntime) -> None:
+    host.add_agent(spec())
+    found = host.statistics()
+    assert (found.agents, found.waits) == ({"idle": 1}, 0)
+    assert host.unpark("runs", requester="ops") is False

@@ -83,6 +83,12 @@ def effects(directory: Path) -> Counter[str]:
     return Counter((directory / "effects").read_text().splitlines())
 
 
+def asked_about(directory: Path) -> list[str]:
+    """The items of which it was asked whether they had happened: no more than one died."""
+    path = directory / "asked"
+    return path.read_text().splitlines() if path.exists() else []
+
+
 def each_once(*keys: str) -> Counter[str]:
     return Counter(f"{key}@1/{number}" for key in keys for number in range(len(ITEMS)))
 
@@ -125,6 +131,7 @@ def test_run_that_is_killed_on_its_way_to_a_wall_has_each_effect_once(
         ((_, run),) = rows(at, "runs")
         assert run.state == "completed", (point, run.reason)
         assert effects(at) == each_once("k"), point
+        assert len(asked_about(at)) <= 1, point
 
 
 @DRAWN
@@ -151,6 +158,7 @@ def test_run_that_is_killed_after_any_step_of_its_waking_is_resumed_and_has_each
         ((_, run),) = rows(at, "runs")
         assert run.state == "completed", (point, run.reason)
         assert effects(at) == each_once("k"), point
+        assert len(asked_about(at)) <= 1, point
         states = [record.after for _, record in rows(at, "run_transitions")]
         assert states.count("completed") == 1
         assert "recovery_required" not in states

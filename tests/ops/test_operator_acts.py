@@ -147,6 +147,37 @@ ACTS: dict[str, Act] = {
         {"verb": "cancel-run", "run": "k"},
         ("cancel", "k"),
     ),
+    "add_schedule": Act(
+        "hourly",
+        lambda runtime, by: runtime.add_schedule("hourly", "walled", every=3_600, requester=by),
+        lambda host, by: host.add_schedule("hourly", "walled", every=3_600, requester=by),
+    ),
+    "pause_schedule": Act(
+        "pulse",
+        lambda runtime, by: runtime.pause_schedule("pulse", requester=by),
+        lambda host, by: host.pause_schedule("pulse", requester=by),
+        {"verb": "schedule-act", "schedule": "pulse", "act": "pause"},
+        ("schedules", "pulse", "--pause"),
+    ),
+    "resume_schedule": Act(
+        "still",
+        lambda runtime, by: runtime.resume_schedule("still", requester=by),
+        lambda host, by: host.resume_schedule("still", requester=by),
+        {"verb": "schedule-act", "schedule": "still", "act": "resume"},
+        ("schedules", "still", "--resume"),
+    ),
+    "remove_schedule": Act(
+        "pulse",
+        lambda runtime, by: runtime.remove_schedule("pulse", requester=by),
+        lambda host, by: host.remove_schedule("pulse", requester=by),
+        {"verb": "schedule-act", "schedule": "pulse", "act": "remove"},
+        ("schedules", "pulse", "--remove"),
+    ),
+    "unpark": Act(
+        "runs",
+        lambda runtime, by: runtime.unpark("runs", requester=by),
+        lambda host, by: host.unpark("runs", requester=by),
+    ),
     "remove_agent": Act(
         "ana",
         lambda runtime, by: runtime.remove_agent("ana", requester=by),
@@ -164,8 +195,8 @@ async def _meet_a_wall() -> None:
 
 
 async def prepare(runtime: Runtime) -> None:
-    """Something to do for each act: a wait, a rewound message, a fork, a message of each kind, and
-    a run that waits."""
+    """Something to do for each act: a wait, a rewound message, a fork, a message of each kind, a
+    run that waits, and a schedule of each state."""
     provider = ScriptedProvider([reply("one"), reply("two")])
     ana = await runtime.add_agent(AgentSpec(name="ana", provider=provider, model="m"))
     for words in ("a", "b"):
@@ -182,6 +213,9 @@ async def prepare(runtime: Runtime) -> None:
         await runtime.start_run("k", "walled", requester="setup")
         while not runtime.run("k").state.startswith("waiting"):
             await anext(aiter(events))
+    for name in ("pulse", "still"):
+        await runtime.add_schedule(name, "walled", every=86_400, requester="setup")
+    await runtime.pause_schedule("still", requester="setup")
 
 
 async def stands(runtime: Runtime) -> dict[str, Any]:
@@ -191,6 +225,7 @@ async def stands(runtime: Runtime) -> dict[str, Any]:
         "transcript": [each.text async for each in runtime.agent("ana").transcript()],
         "agents": sorted(runtime._members),
         "runs": {each.id: len(runtime.run_history(each.id)) for each in runtime.runs()},
+        "schedules": {each.name: each.state for each in runtime.schedules()},
         "replays": [each.replays for each in (*runtime.dead_letters(), *runtime.quarantine())],
     }
 

@@ -14,7 +14,9 @@ from abeyance.actors.events import ScheduleOccurred
 from abeyance.actors.ops import cli
 from abeyance.actors.testing import WallClock
 
+from .test_cli import spawn
 from .test_control import asked, in_thread, request
+from .test_surfaces import HOUR_MS
 
 NOW = 1_791_374_400_000
 """7 October 2026, 12:00 in UTC."""
@@ -95,3 +97,98 @@ async def test_store_without_schedules_says_so(tmp_path: Path, capsys: Said) -> 
     async with open_runtime(tmp_path / "state", control=False):
         pass
     assert "No schedules." in await said(capsys, "schedules", str(tmp_path / "state"))
+
+
+async def acts(state: Path, capsys: Said) -> None:
+    """Each act twice, by the command line; an act on a removed one finds none."""
+    for act, comes_to in (("pause", "paused"), ("resume", "active"), ("remove", "removed")):
+        for changed in (True, False):
+            found = await said(capsys, "schedules", str(state), "pulse", f"--{act}", "--json")
+            assert (found["name"], found["state"], found["changed"]) == ("pulse", comes_to, changed)
+        text = await said(capsys, "schedules", str(state), "pulse", f"--{act}")
+        assert f"pulse is {comes_to}; nothing was changed." in text
+        if act == "resume":
+            listed = await said(capsys, "schedules", str(state), "--json")
+            assert [each["state"] for each in listed["schedules"]] == ["active"]
+    for act in ("pause", "resume"):
+        refused = await said(capsys, "schedules", str(state), "pulse", f"--{act}", code=1)
+        assert "no schedule 'pulse'; nothing was done" in refused
+    refused = await said(capsys, "schedules", str(state), "gone", "--remove", code=1)
+    assert "no schedule 'gone'; nothing was done" in refused
+    for wrong in (
+        ("--pause",),
+        ("pulse", "--pause", "--remove"),
+        ("pulse", "--pause", "--before", "2"),
+    ):
+        await said(capsys, "schedules", str(state), *wrong, code=2)
+    await said(capsys, "schedules", str(state), "a@b", "--pause", code=1)
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
+async def test_schedule_is_paused_resumed_and_removed_safely_twice(
+    tmp_path: Path, capsys: Said, stopped: bool
+) -> None:
+    state = tmp_path / "state"
+    async with open_runtime(state) as runtime:
+        runtime.add_workflow("report", body)
+        await runtime.add_schedule("pulse", "report", every=900)
+        if not stopped:
+            await acts(state, capsys)
+            assert runtime.schedules() == ()
+    if stopped:
+        await acts(state, capsys)
+    async with open_runtime(state, control=False) as runtime:
+        told = [row.record.text for _, row in runtime._store.scan("log")]  # type: ignore[union-attr]
+        assert [line.rpartition(" by ")[0] for line in told if line.startswith("pulse")] == [
+            "pulse: new to active",
+            "pulse: active to paused",
+            "pulse: paused to active",
+            "pulse: active to removed",
+        ]
+        runtime.add_workflow("report", body)
+        receipt = await runtime.add_schedule("pulse", "report", every=900)
+        assert receipt.changed
+        assert runtime.schedule("pulse").state == "active"
+
+
+async def test_host_that_lives_goes_by_what_was_decided_on_its_store_from_outside(
+    tmp_path: Path,
+) -> None:
+    """A host that serves no socket: the command line decides on the rows that it goes by."""
+    state, clock = tmp_path / "state", WallClock(NOW)
+    async with open_runtime(state, clock=clock, control=False) as runtime:
+        runtime.add_workflow("report", body)
+        for name in ("paused", "runs"):
+            await runtime.add_schedule(name, "report", every=3_600)
+        done = await spawn("schedules", str(state), "paused", "--pause")
+        assert done.returncode == 0, done.stderr
+        with runtime.events(kinds={"schedule_occurred"}) as events:
+            clock.advance(HOUR_MS)
+            assert (await anext(aiter(events))).schedule == "runs"
+        assert runtime.schedule("paused").occurrences == 0
+        await runtime.wait_run("runs")
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"schedule": "pulse", "act": "stop"}, "act"),
+        ({"schedule": "pulse"}, "act"),
+        ({"act": "pause"}, "schedule"),
+        ({"schedule": 7, "act": "pause"}, "schedule"),
+        ({"schedule": "a@b", "act": "pause"}, "name"),
+        ({"schedule": "pulse", "act": "pause", "requester": None}, "requester"),
+    ],
+    ids=["unknown act", "no act", "no name", "number", "no key", "no requester"],
+)
+async def test_malformed_act_on_a_schedule_is_refused_by_its_field_at_the_socket(
+    tmp_path: Path, fields: dict[str, Any], field: str
+) -> None:
+    state = tmp_path / "state"
+    async with open_runtime(state) as runtime:
+        runtime.add_workflow("report", body)
+        await runtime.add_schedule("pulse", "report", every=900)
+        (answer,) = await in_thread(asked, state, request("schedule-act", **fields))
+        assert not answer["ok"]
+        assert answer["error"]["field"] == field
+        assert runtime.schedule("pulse").state == "active"

@@ -38,10 +38,12 @@ BLOCKED = "b"
 
 
 class Ledger:
-    """Where the effects are: a file with a line for each, by the item's key."""
+    """Where the effects are: a file with a line for each, by the item's key; and, in another,
+    which items it was asked about."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "effects"
+        self._questions = directory / "asked"
 
     def act(self) -> str:
         with self._path.open("a") as lines:
@@ -49,6 +51,8 @@ class Ledger:
         return "acted"
 
     def asked(self, context: Any) -> Any:
+        with self._questions.open("a") as lines:
+            lines.write(f"{context.key}\n")
         known = self._path.read_text().splitlines() if self._path.exists() else []
         return Happened("acted") if context.key in known else DidNotHappen
 
