@@ -62,7 +62,7 @@ class ActorChild:
         come and fail before its task runs again.
         """
         start = self._start
-        return start is not None and start._outcome is not None and start._outcome[1] is not None
+        return start is not None and start.error is not None
 
     async def launch(self) -> BaseException | None:
         """Start an incarnation; return why it did not start, if so.

@@ -23,7 +23,7 @@ from .asks import IDLE, STANCE, Stance, check_ring, check_table
 from .envelope import STOP_PILL, TELL, Envelope
 from .errors import REFUSALS, ActorDeadError, AskTimeoutError, WouldDeadlockError
 from .expiry import end_handler
-from .future import TrioFuture
+from .future import NO_DEADLINE, PENDING, AskFuture, TrioFuture
 
 if TYPE_CHECKING:
     from .cell import Cell
@@ -167,7 +167,7 @@ class TrioActorRef(pykka.ActorRef[A]):
             if waiter is None:
                 continue
             if until is None:
-                until = _FOREVER if timeout is None else trio.current_time() + timeout
+                until = NO_DEADLINE if timeout is None else trio.current_time() + timeout
             with trio.move_on_at(until) as scope:
                 try:
                     await waiter
@@ -222,23 +222,32 @@ class TrioActorRef(pykka.ActorRef[A]):
         """
         box = self._box
         system = self._cell.system
-        future: TrioFuture[Any] = TrioFuture()
+        # As `Target.__init__`, without the call. The usual ask of a host with many in flight, and
+        # of a task, takes no turn below: every step of it is counted.
+        future: AskFuture[Any] = AskFuture()
+        future._claim = None
+        future._outcome = PENDING
+        future._watched = False
+        future._chain = ()
         stance = STANCE.get()
-        # The usual ask of a host with many in flight, and of a task: every step below is counted.
-        blocks = False
-        if stance is not IDLE or (block is not False and (block or get_ident() != box.ident)):
+        blocks = stance is not IDLE or (
+            block is not False and (block is True or get_ident() != box.ident)
+        )
+        if blocks:
             blocks = self._judge(future, stance, message, block)
         if timeout is None:
             timeout = system.ask_timeout_s
-        elif timeout == _FOREVER:
+        elif timeout == NO_DEADLINE:
             timeout = None
         else:
             future._timeout_s = timeout
         if cancel_on_timeout:
             future._cancels = True
-        deadline = _FOREVER
+        deadline = NO_DEADLINE
         if timeout is not None and not blocks:
-            future._deadline = deadline = system.wheel.now() + timeout
+            now = system.wheel.now  # Called as a method, it would be searched for in bases first.
+            deadline = now() + timeout
+        future._deadline = deadline
         lane = self._lane
         try:
             if len(lane) < box.room:
@@ -385,6 +394,3 @@ class TrioActorRef(pykka.ActorRef[A]):
             actor=self._cell.key,
             message=message,
         )
-
-
-_FOREVER = float("inf")

@@ -14,7 +14,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from .envelope import ANSWER, Answer
-from .future import Outcome, Target
+from .future import Failure, Outcome, Target
 from .hand import release
 from .settling import drop_internal
 
@@ -39,18 +39,18 @@ class Reply:
     @property
     def settled(self) -> bool:
         """Whether the asker has a reply, or an error in its place."""
-        return self._over or self._target._outcome is not None
+        return self._over or self._target.settled
 
     def set(self, value: Any = None) -> bool:
         """Reply. Return whether this was the reply; False if there was one, or it came too late.
 
         Not a checkpoint.
         """
-        return self._settle((value, None, None))
+        return self._settle(value)
 
     def set_exception(self, error: BaseException) -> bool:
         """Reply with an exception. As `set`."""
-        return self._settle((None, error, error.__traceback__))
+        return self._settle(Failure(error, error.__traceback__))
 
     def _settle(self, outcome: Outcome) -> bool:
         cell = self._cell
@@ -72,6 +72,8 @@ class Request(Target):
     def __init__(
         self, cell: Cell, tag: Any, message: Any, fact: bool, chain: tuple[str, ...]
     ) -> None:
+        super().__init__()
+        self._watched = True
         self._asker = cell
         self._tag = tag
         self._message = message
@@ -82,8 +84,9 @@ class Request(Target):
             self._carried = cell.system.tracing.keeping()
 
     def _settled(self) -> None:
-        assert self._outcome is not None
-        value, error, _ = self._outcome
+        super()._settled()
+        error = self.error
+        value = self._outcome if error is None else None
         answer = Answer(self._tag, value, error, self._message)
         cell = self._asker
         payload: Any = (self._chain[:-1], answer)

@@ -43,7 +43,7 @@ from .envelope import (
 )
 from .errors import ActorCrashError
 from .expiry import until_expired
-from .future import Target, Unasked
+from .future import PENDING, Target, Unasked
 from .hand import take_back
 from .logs import Log
 from .mailbox import HALT, KILL, STOP_NOW
@@ -77,10 +77,12 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
     receive: Any = counted(cell, actor.on_receive)
     clock = cell.system.stopwatch
     never = NEVER
+    pending = PENDING
     crash_on_ask = actor.crash_on_ask_error
     watched = cell.system.debug and cell.role is not None
     # With faults installed, what stands in for the actor takes proxy calls too.
-    special: frozenset[type] = SPECIAL if cell.system.faults is None else frozenset()
+    special = SPECIAL if cell.system.faults is None else frozenset[type]((StopPill,))
+    plain: type | None = None  # The class of the last message that was none of these.
     divert: Any = proxied
     if cell.system.tracing is not None:
         divert = cell.system.tracing.diverting(receive, special)
@@ -96,6 +98,8 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
     ahead = len(user)
     while True:
         source = box.returned or user
+        # Together the messages handled since the batch began or `cell.handled` was brought up to
+        # date: `look` counts each, `handled` the full rounds of it, less what was no such message.
         handled = 0
         look = 0
         began = box.looked = clock()
@@ -109,8 +113,8 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
             while True:
                 if box.urgent:
                     cell.inflight = None
-                    cell.handled += handled
-                    handled = 0
+                    cell.handled += handled + look
+                    handled = -look
                     how = await _serve_urgent(cell, actor)
                     if how is None and box.suspended:
                         how = await _serve_suspended(cell, actor)
@@ -131,13 +135,17 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
                 message, target, _ = envelope
                 cell.inflight = envelope
                 if target is None:
-                    result = (
-                        divert(actor, message) if message.__class__ in special else receive(message)
-                    )
+                    if message.__class__ is plain:
+                        result = receive(message)
+                    elif message.__class__ in special:
+                        result = divert(actor, message)
+                    else:
+                        plain = message.__class__
+                        result = receive(message)
                     if result is not None:
                         if result.__class__ is CoroutineType:
-                            cell.handled += handled
-                            handled = 0
+                            cell.handled += handled + look
+                            handled = -look
                             if box.watched:
                                 box.shrank()
                             result = await (one_checkpoint(result, cell) if watched else result)
@@ -149,31 +157,33 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
                             cell.inflight = None
                     if cell.inflight is not envelope:
                         _forget_owed(cell)
-                    handled += 1
                 else:
-                    if target._outcome is not None:
+                    if target._outcome is not pending:
                         cell.inflight = None
                         bury_one(cell, envelope, "expired")
                         if clock() > until:
+                            handled += look
                             look = 0
                             break
                         continue
-                    if message.__class__ is StopPill:
-                        cell.inflight = None
-                        _take_pill(cell, target)
-                        return STOPPED
                     names = target._chain
                     if names:
                         STANCE.set(((*names, cell.key), cell.role))
                     try:
-                        result = (
-                            divert(actor, message)
-                            if message.__class__ in special
-                            else receive(message)
-                        )
+                        if message.__class__ is plain:
+                            result = receive(message)
+                        elif message.__class__ not in special:
+                            plain = message.__class__
+                            result = receive(message)
+                        elif message.__class__ is StopPill:
+                            cell.inflight = None
+                            _take_pill(cell, target)
+                            return STOPPED
+                        else:
+                            result = divert(actor, message)
                         if result.__class__ is CoroutineType:
-                            cell.handled += handled
-                            handled = 0
+                            cell.handled += handled + look
+                            handled = -look
                             if box.watched:
                                 box.shrank()
                             if watched:
@@ -188,22 +198,33 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
                     except Exception as exc:
                         if crash_on_ask or target.__class__ is Unasked:
                             raise
+                        handled -= 1  # `_answer` counts it.
                         log_returned(logger, cell.ref, exc)
                         _answer(cell, target, None, exc)
                     else:
                         if result is not LATER:
                             if owed or cell.inflight is not envelope:
+                                handled -= 1
                                 _answer(cell, target, result, None)
                             else:
-                                handled += 1
-                                if not target._settle((result, None, None)):
+                                # As `target._settle`, without the call.
+                                try:
+                                    del target._claim
+                                except AttributeError:
                                     cell.late += 1
-                        elif target not in owed and cell.inflight is envelope:
-                            _answer(cell, target, None, _not_later(cell))
+                                else:
+                                    target._outcome = result
+                                    if target._watched:
+                                        target._settled()
+                        else:
+                            handled -= 1
+                            if target not in owed and cell.inflight is envelope:
+                                _answer(cell, target, None, _not_later(cell))
                     if names:
                         STANCE.set(cell.base)
                 look += 1
                 if look == _LOOK_EVERY:
+                    handled += _LOOK_EVERY
                     look = 0
                     if len(user) > box.peak:
                         box.peak = len(user)
@@ -218,7 +239,7 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
                     if now > until:
                         break
         finally:
-            cell.handled += handled
+            cell.handled += handled + look
         took, cell.inflight = cell.inflight is not None, None
         if box.watched:
             box.shrank()
@@ -400,7 +421,7 @@ async def serve_owed(cell: Cell, actor: TrioActor) -> None:
     """Serve the internal lane until no reply is owed, or a stop now comes."""
     box = cell.box
     expires_at = -math.inf
-    while any(target._outcome is None for target in cell.owed):
+    while any(not target.settled for target in cell.owed):
         if box.urgent:
             if await _serve_urgent(cell, actor) is not None:
                 return
@@ -414,8 +435,8 @@ async def serve_owed(cell: Cell, actor: TrioActor) -> None:
 
 def _expires_at(cell: Cell) -> float:
     """When the first ask that is owed a reply has expired, of which nobody tells the actor."""
-    waiting = (target._deadline for target in cell.owed if target._outcome is None)
-    first = min((deadline for deadline in waiting if deadline is not None), default=math.inf)
+    waiting = (target._deadline for target in cell.owed if not target.settled)
+    first = min(waiting, default=math.inf)
     left_s = max(0.0, first - cell.system.wheel.now())
     return trio.current_time() + left_s + 1.5 / TICKS_PER_S
 

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from .expiry import end_handler
-from .future import Target
+from .future import NO_DEADLINE, Target
 from .mailbox import Mailbox
 from .room import NO_ALARM
 
@@ -179,7 +179,7 @@ class Wheel:
         due = []
         for target in _waiting(box.cell):
             deadline = target._deadline
-            if deadline is None or target._slot is not None or target.settled:
+            if deadline == NO_DEADLINE or target._slot is not None or target.settled:
                 continue
             if deadline <= now:
                 due.append(target)
@@ -189,6 +189,7 @@ class Wheel:
 
     def _keep(self, target: Target, deadline: float) -> None:
         target._slot = slot = self._put(target, deadline)
+        target._watched = True
         if target.settled:  # By another thread, meanwhile.
             slot.discard(target)
 

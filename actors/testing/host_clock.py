@@ -145,7 +145,7 @@ def _waiting() -> tuple[set[int], int]:
         while frame is not None:
             code = frame.f_code
             if code is _BLOCK:
-                waits = frame.f_locals["self"]._outcome is None
+                waits = not frame.f_locals["self"].settled
             elif code.co_filename == _WORKERS:
                 trios = True
                 if code in _FROM_THREAD:

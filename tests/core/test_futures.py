@@ -10,7 +10,18 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from abeyance.actors.core import FutureSettledError, TrioFuture, WouldDeadlockError
+from abeyance.actors.core import (
+    ActorSystem,
+    FutureSettledError,
+    TrioActor,
+    TrioFuture,
+    WouldDeadlockError,
+)
+
+
+class Echo(TrioActor):
+    def on_receive(self, message):
+        return message
 
 
 def settled(value):
@@ -84,6 +95,16 @@ def test_future_get_hook_runs_once_with_the_timeout():
     future.set_get_hook(hook)
     assert [future.get(timeout=3), future.get(timeout=4)] == ["made", "made"]
     assert calls == [3]
+
+
+async def test_future_of_an_ask_that_got_a_hook_drops_the_reply_and_counts_it_as_late():
+    async with ActorSystem() as system:
+        ref = system.start(Echo)
+        future = ref.ask("reply", block=False)
+        future.set_get_hook(lambda timeout: "hooked")
+        assert await ref.ask("next", block=False) == "next"
+        assert await future == "hooked"
+        assert ref.statistics().late == 1
 
 
 def test_future_filter_keeps_the_items_that_pass():

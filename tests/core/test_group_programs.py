@@ -170,8 +170,7 @@ def pills(cell: Any) -> int:
 
 
 def _is_refusal(future: Any) -> bool:
-    error = future._outcome[1]
-    return isinstance(error, MailboxFullError | MailboxClosedError)
+    return isinstance(future.error, MailboxFullError | MailboxClosedError)
 
 
 KINDS = st.sampled_from(["plain", "slow", "boom", "shrug", "stash", "unstash", "owe", "pay"])
