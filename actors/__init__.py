@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from .domain.run_sessions import RunSession
     from .domain.run_steps import DidNotHappen, Happened, StepContext, step_context
     from .domain.schedule_errors import InvalidScheduleError, UnknownScheduleError
+    from .domain.slot_cancel import CancelReceipt
     from .domain.slot_inbox import InboxRow
     from .domain.slot_messages import Receipt
     from .domain.spec import AgentSpec
@@ -96,6 +97,7 @@ __all__ = [
     "ArchivedMessage",
     "Backoff",
     "CallFailure",
+    "CancelReceipt",
     "ChildSpec",
     "CompactingContext",
     "ContextDesk",
@@ -242,6 +244,7 @@ _HOMES: Final = {
         "step_context",
     ),
     ".domain.schedule_errors": ("InvalidScheduleError", "UnknownScheduleError"),
+    ".domain.slot_cancel": ("CancelReceipt",),
     ".domain.slot_inbox": ("InboxRow",),
     ".domain.slot_messages": ("Receipt",),
     ".domain.spec": ("AgentSpec",),

@@ -19,6 +19,7 @@ from .domain.edit_rows import EditRow
 from .domain.errors import RuntimeClosedError
 from .domain.ingress import Content
 from .domain.pairs import PairReceipt
+from .domain.slot_cancel import CancelReceipt
 from .domain.slot_messages import EditReceipt, Receipt, RewindReceipt
 from .domain.streaming import StreamItem
 from .domain.transcript import After, TranscriptMessage
@@ -172,6 +173,14 @@ class HostedAgent:
 
         found: list[TranscriptMessage] = self._host._call(read, True)
         return found
+
+    def cancel_turn(self, *, turn: int | None = None, requester: str, block: bool = True) -> Any:
+        """End the agent's open turn for good. As `AgentHandle.cancel_turn`."""
+
+        async def cancel(runtime: Runtime) -> CancelReceipt:
+            return await self._handle.cancel_turn(turn=turn, requester=requester)
+
+        return self._host._call(cancel, block)
 
     def run_tool(
         self,

@@ -1,4 +1,5 @@
-"""What an operator does to one agent: a tool pair, rewinds, edits. A part of its handle.
+"""What an operator does to one agent: its turn's end, a tool pair, rewinds, edits. A part of its
+handle.
 
 Each names who asks, and passes the host's admin gate where it comes through the API.
 
@@ -16,11 +17,13 @@ import trio
 from abeyance.storage.tables.blocks import ToolUseBlock
 
 from .core.errors import AbeyanceError, ActorDeadError
+from .domain.cancelling import Cancel
 from .domain.edit_rows import EditRow, read_edits
 from .domain.errors import AdmissionClosedError, AgentEndedError, InvalidInputError
 from .domain.ingress import Content, encode_body, new_message_id, read_blocks
 from .domain.pairs import PairReceipt, RunTool, StopTool
 from .domain.requesters import Door
+from .domain.slot_cancel import CancelReceipt
 from .domain.slot_messages import (
     EditReceipt,
     EditSlot,
@@ -41,6 +44,53 @@ class OperatorVerbs:
 
     name: str
     _runtime: Runtime
+
+    async def cancel_turn(
+        self, *, turn: int | None = None, requester: str, door: Door = "api"
+    ) -> CancelReceipt:
+        """End the agent's open turn for good: live, held, or waiting to be admitted. An operator's
+        act.
+
+        Nothing is given back: what the turn was to answer stays in the transcript and is read by
+        the next turn, which wakes that wait start. Its tool calls are cut off: an async body is
+        cancelled, one in a thread is not waited for; each tool's `in_doubt` says what is told of
+        it, and results stand beside their calls. A run that waits for the turn fails with
+        `TurnFailedError` of state `cancelled`.
+
+        A checkpoint. Cancelled: it may be done yet; call again to make sure.
+        Durable: that it is cancelled, before anything is cut off; its end, on return. A death in
+        between ends it at the next start, before it makes a call.
+
+        Args:
+            turn: Its number, as the status has it: another one is not touched, however often this
+                is called. None: whichever is open now.
+            requester: Who asks, as it is recorded behind the door's name.
+            door: The way the request came; `api` asks the host's admin gate.
+        Returns:
+            Which turn, and how it stands: one that had ended by itself is told of as it ended.
+        Raises:
+            InvalidInputError: `turn` or `requester` is malformed, or the agent has had no such
+                turn; nothing was done.
+            NotPermittedError: The host's admin gate did not let it pass; nothing was done.
+            AskCycleError: Called from a tool of that very turn; nothing was done.
+            AdmissionClosedError: A death left the turn and no turn is taken up now, in a host that
+                is quiesced: it is marked, and ends when turns start again.
+            NotStoredError: It could not be stored; the turn goes on.
+            AgentParkedError, AgentEndedError, OwnershipLostError, RuntimeClosedError: As for
+                `wait_idle`.
+        """
+        runtime = self._runtime
+        runtime._member(self.name)
+        if turn is not None and (
+            isinstance(turn, bool) or not isinstance(turn, int) or not 0 < turn < 2**63
+        ):
+            raise InvalidInputError("turn", f"must be a turn's number, not {turn!r:.40}")
+        by = runtime._permitted("cancel_turn", self.name, requester, door)
+        now_ms = runtime.clock.now_ms()
+        receipt: CancelReceipt = await self._ask_agent(
+            Cancel(new_message_id(now_ms), turn, by, now_ms)
+        )
+        return receipt
 
     async def run_tool(
         self,
@@ -153,9 +203,10 @@ class OperatorVerbs:
         with runtime._lifetime.answers():
             place = await find_place(runtime._store, member.slot_name, to)
         now_ms = runtime.clock.now_ms()
-        return await self._ask_agent(
+        receipt: RewindReceipt = await self._ask_agent(
             RewindSlot(place, new_message_id(now_ms), by, now_ms, self.name)
         )
+        return receipt
 
     async def undo_rewind(self, *, requester: str, door: Door = "api") -> RewindReceipt:
         """Put back what the last rewind took out, as long as the transcript did not go on since.
@@ -174,7 +225,10 @@ class OperatorVerbs:
         runtime._member(self.name)
         by = runtime._permitted("undo_rewind", self.name, requester, door)
         now_ms = runtime.clock.now_ms()
-        return await self._ask_agent(UndoRewind(new_message_id(now_ms), by, now_ms))
+        receipt: RewindReceipt = await self._ask_agent(
+            UndoRewind(new_message_id(now_ms), by, now_ms)
+        )
+        return receipt
 
     async def edit(
         self,
@@ -280,7 +334,7 @@ class OperatorVerbs:
             raise member.parked_error()
         return receipt
 
-    async def _ask_agent(self, message: RewindSlot | UndoRewind) -> RewindReceipt:
+    async def _ask_agent(self, message: RewindSlot | UndoRewind | Cancel) -> Any:
         member = self._runtime._member(self.name)
         member.check_not_parked()
         receipt = None
@@ -291,8 +345,7 @@ class OperatorVerbs:
             raise self._ended() from error
         if receipt is None:
             raise member.parked_error()
-        answered: RewindReceipt = receipt
-        return answered
+        return receipt
 
     def _ended(self) -> AbeyanceError:
         """Why its actors have ended: the runtime has, or the agent alone."""

@@ -27,6 +27,7 @@ from abeyance.storage.tables.slots import Turn
 
 from . import events
 from .alert_book import LookAtAgent
+from .cancelling import Cancel, Cancelling
 from .context import Summary, WaitRecorded, WaitReleased
 from .errors import AdmissionClosedError, OwnershipLostError, QuiescedError
 from .mode import EndTurns, HostMode, Quiesce, Quiesced, Resume
@@ -112,6 +113,8 @@ class AgentKept:
         self.draining = False
         """The host is quiesced, and the turn that lived then may run to its end."""
         self.streak = Streak()
+        self.cancels: dict[str, int] = {}
+        """Which turn each cancellation is of that is under way."""
 
 
 class Agent(TrioActor):
@@ -148,6 +151,9 @@ class Agent(TrioActor):
         self._stoppers: list[Reply] = []
         self._chosen: Summary | None = None
         self._rewinding = Rewinding(self._ask_slot, self._ends_turn)
+        self._cancelling = Cancelling(
+            settings.name, self.kept.cancels, self._ask_slot, self._cuts_turn
+        )
         self._pairs = Pairs(
             settings,
             seams,
@@ -235,6 +241,11 @@ class Agent(TrioActor):
                     raise self._lost
                 self._rewinding.take(message, self.later())
                 return LATER
+            case Cancel():
+                if self._lost is not None:
+                    raise self._lost
+                self._cancelling.take(message, self.later())
+                return LATER
             case _:
                 raise TypeError(f"an agent takes no {type(message).__name__}")
         return None
@@ -254,6 +265,11 @@ class Agent(TrioActor):
             cause: Any = held.cause
             self._hold(Deferral(held.agent, held.model, None, "held before this start", cause))
             self._look_again()
+            if turn is not None and turn.cancelled_by is not None:
+                # It was marked as it came to its hold, and whoever was to end it died.
+                now_ms = self._seams.clock.now_ms()
+                act = f"again-{self.incarnation}-{now_ms}"
+                self._cancelling.take(Cancel(act, None, turn.cancelled_by, now_ms), None)
         else:
             self._seams.gate.tell(HoldByQuota(None))
             self._start()
@@ -265,6 +281,7 @@ class Agent(TrioActor):
                 self._view.activity = "resting"
             self._rest()
             self._rewinding.turn_over(None)
+            self._cancelling.starts_over()
             return
         settings, context = self._settings, self._seams.context
         self._view.activity = "starting"
@@ -295,6 +312,7 @@ class Agent(TrioActor):
             self.kept.draining = False
             self._rest()
             self._rewinding.turn_over(None)
+            self._cancelling.starts_over()
             return
         self._tell_context(TurnBegan())
         if start.unreadable is not None and self._seams.alerts is not None:
@@ -330,13 +348,17 @@ class Agent(TrioActor):
     async def _live(self, turn: TurnTask) -> TurnEnded | TurnHeld:
         with trio.CancelScope() as scope:
             self._turn_scope = scope
-            if self._starts_none() or self._rewinding.ends_turn is not None:
+            is_cancelled = self._cancelling.by(turn.start.turn) is not None
+            if self._starts_none() or self._rewinding.ends_turn is not None or is_cancelled:
                 scope.cancel()
             return await turn.run()
         return await self._cut_off(turn)
 
     async def _cut_off(self, turn: TurnTask) -> TurnEnded:
         rewind, stops = self._rewinding.ends_turn, self._starts_none()
+        by = self._cancelling.by(turn.start.turn)
+        if by is not None:
+            return TurnEnded("cancelled", await turn.cancel(by, rewind))
         marker = STOPPED_MARKER if self.kept.stopping else QUIESCED_MARKER
         receipt = await turn.end(
             "cancelled",
@@ -364,6 +386,7 @@ class Agent(TrioActor):
                 self._seams.gate.tell(HoldByQuota(None))
         # Ahead of the next start: what a rewind takes out, no later turn is to see.
         self._rewinding.turn_over(outcome.rewound if isinstance(outcome, TurnEnded) else None)
+        self._cancelling.turn_over(turn.start.turn)
         if self.kept.stopping or self._mode.is_quiesced:
             self.kept.draining = False
             self._view.activity = "resting" if self._view.held is None else "held"
@@ -385,6 +408,7 @@ class Agent(TrioActor):
             reply.set_exception(error)
         self._idlers.clear()
         self._rewinding.fail(error)
+        self._cancelling.fail(error)
         self._pairs.fail(error)
         self._tell_stoppers()
         return True
@@ -594,6 +618,7 @@ class Agent(TrioActor):
             self._view.activity = "resting"
             self._rest()
             self._rewinding.turn_over(None)
+            self._cancelling.starts_over()
         else:
             self.after(START_AGAIN_S, _StartAgain())
 
@@ -607,6 +632,17 @@ class Agent(TrioActor):
         if self._turn_scope is None:
             return self._view.turn is not None or self._view.activity == "starting"
         self._turn_scope.cancel()
+        return True
+
+    def _cuts_turn(self, number: int) -> bool:
+        """Cut off the turn of a number, or have it cut off as it starts."""
+        turn = self._view.turn
+        if turn is None:
+            return self._view.activity == "starting"
+        if turn.start.turn != number:
+            return False
+        if self._turn_scope is not None:
+            self._turn_scope.cancel()
         return True
 
     # -- who waits for this agent ------------------------------------------------------------

@@ -61,6 +61,7 @@ from .slot_acts import Act, SlotKept
 from .slot_again import read_again
 from .slot_batches import plan_accepts
 from .slot_book import SlotBook
+from .slot_cancel import CancelReceipt, CancelTurn, FindTurn
 from .slot_edits import next_forget_ms, plan_forget
 from .slot_ids import Ids, check_same
 from .slot_line import Line, must_wait
@@ -235,10 +236,13 @@ class Slot(TrioActor):
             case WithdrawStart(agent):
                 self._line.withdraw_turn(agent)
                 return None
-            case Retract():
+            case Retract() | CancelTurn():
                 if self._reborn:
                     self._tell_of_ended_turns()
                 return self._take_in(message)
+            case FindTurn(agent):
+                self._book.attach(agent)
+                return self._book.open_number(agent)
             case {"again": "wake" | "message"}:
                 again = read_again(message, self._slot)
                 return self._accept(again) if isinstance(again, Accept) else self._take_in(again)
@@ -266,8 +270,9 @@ class Slot(TrioActor):
                 raise TypeError(f"a slot takes no {type(message).__name__}")
 
     def _tell_of_ended_turns(self) -> None:
-        """A predecessor may have died between taking a message back and telling the agent whose
-        turn that ended. One that has a turn all the same asks for it and is held again."""
+        """A predecessor may have died between ending a held turn, or taking back the message that
+        it was to answer, and telling its agent. One that has a turn all the same asks for it and
+        is held again."""
         for agent in self.kept.agents:
             if self._book.open_turn(agent) is None:
                 self._listeners.tell_withdrawn(agent, TurnWithdrawn(0))
@@ -546,9 +551,12 @@ class Slot(TrioActor):
                 self._replaced(message.agent, answer)
         elif isinstance(message, AcceptMany):
             self._accepted(message, answer)
-        elif isinstance(message, Retract | EditSlot | UndoEdit) and answer is None:
+        elif isinstance(message, Retract | EditSlot | UndoEdit | CancelTurn) and answer is None:
             self._plan(act)
             return
+        elif isinstance(answer, CancelReceipt):
+            assert answer.turn is not None
+            self._listeners.tell_withdrawn(message.agent, TurnWithdrawn(answer.turn))
         elif isinstance(answer, Retraction):
             answer = self._retracted(answer)
         elif isinstance(message, Rewake):

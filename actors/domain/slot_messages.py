@@ -89,7 +89,8 @@ class Retract(NamedTuple):
 
 
 class TurnWithdrawn(NamedTuple):
-    """Told to an agent when all that its held turn was to answer was taken back: it has ended."""
+    """Told to an agent when its held turn has ended: it was cancelled, or all that it was to answer
+    was taken back."""
 
     turn: int
 
@@ -139,6 +140,8 @@ class TurnStart(NamedTuple):
     """The round that this compile began behind; those up to it may be of another view."""
     unreadable: int | None = None
     """The summary that it was compiled behind and that cannot be read any more."""
+    cancelled_by: str | None = None
+    """Who asked for its end before this life of it: it makes no call, and ends."""
 
 
 class RecordRound(NamedTuple):

@@ -12,6 +12,7 @@ from abeyance.storage.store import Chain, Request
 from .mode import DeferWrites
 from .slot_acts import SlotKept
 from .slot_book import SlotBook
+from .slot_cancel import CancelTurn, plan_cancel
 from .slot_disposal import plan_dispose
 from .slot_edits import plan_edit, plan_undo_edit
 from .slot_messages import (
@@ -54,6 +55,8 @@ def plan(book: SlotBook, kept: SlotKept, message: Any, chain: Chain) -> Plan:
             return plan_hold(book, message, chain)
         case EndTurn():
             return plan_end(book, message, chain)
+        case CancelTurn():
+            return plan_cancel(book, message, chain)
         case StartPair():
             begun = plan_pair(book, message, chain, kept.pairs)
             if isinstance(begun.answer, PairStart):

@@ -170,6 +170,7 @@ def _granted(book: SlotBook, agent: str, turn: Turn, unreadable: int | None) -> 
         context=turn.context,
         compiled_round=turn.compiled_round,
         unreadable=unreadable,
+        cancelled_by=turn.cancelled_by,
     )
 
 

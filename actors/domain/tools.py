@@ -7,8 +7,11 @@ Invariants:
     I3  A call that a death left started and not done is in doubt; the tool's policy decides: run it
         again, ask a reconcile function, or tell the model that the outcome is unknown.
 
-Bodies run in the runtime's nursery, not in the turn's: a turn that ends, or whose task dies, does
-not cut them off. Sync bodies run in threads with a limiter of their own.
+    I4  A call whose turn is cancelled is cut off: an async body is cancelled, one in a thread is
+        left alone and not waited for; the tool's policy says what is told of it.
+
+Bodies run in the runtime's nursery, not in the turn's: a turn that ends otherwise, or whose task
+dies, does not cut them off. Sync bodies run in threads with a limiter of their own.
 """
 
 from __future__ import annotations
@@ -18,9 +21,8 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-import msgspec
 import trio
 from msgspec.structs import replace
 
@@ -30,23 +32,28 @@ from abeyance.actors.providers.port import ToolSchema
 from abeyance.storage.codec import encode
 from abeyance.storage.crashpoints import crashpoint, declare
 from abeyance.storage.store import Committed, Guard, Put, Refused, Request, Row, Store
-from abeyance.storage.tables.blocks import (
-    RESULT_BLOCKS_MAX,
-    Block,
-    TextBlock,
-    ToolResultBlock,
-    ToolUseBlock,
-)
+from abeyance.storage.tables.blocks import TextBlock, ToolResultBlock, ToolUseBlock
 from abeyance.storage.tables.slots import ToolCall
 
 from .errors import InvalidToolError, OwnershipLostError
 from .foreign import failure_of, told
 from .persistence import until_stored
 from .schema_check import problem_of
+from .tool_results import (
+    CANCELLED_TEXT,
+    CUT_OFF_AGAIN_TEXT,
+    CUT_OFF_TEXT,
+    TIMED_OUT_TEXT,
+    UNKNOWN_TEXT,
+    recorded_of,
+    result_of,
+    told_of,
+)
 
-RESULT_CHARS_MAX: Final = 1_000_000
 TIME_LIMIT_S: Final = 600.0
 THREADS: Final = 16
+CUT_OFF_S: Final = 5.0
+"""How long whoever cancels a turn waits for a body that was cut off, or a reconcile function."""
 
 declare("tool.after_started", "a tool call is recorded as started and its body has not run")
 declare("tool.after_body", "a tool's body returned and its result is not recorded")
@@ -56,20 +63,6 @@ CallKey: TypeAlias = tuple[str, int, int, int]
 """(agent, turn, round, position of the call in its reply)."""
 Reconcile: TypeAlias = "Callable[[ToolContext, dict[str, Any]], Any | Awaitable[Any]]"
 """Told which call is in doubt; returns its result, or None where the outcome stays unknown."""
-
-UNKNOWN_TEXT: Final = (
-    "The outcome of this call is unknown: the process died while it ran. "
-    "It may have had its effect."
-)
-CUT_OFF_TEXT: Final = (
-    "The outcome of this call is unknown: the turn was ended while it ran. "
-    "It may have had its effect, or still have it."
-)
-TIMED_OUT_TEXT: Final = (
-    "No result within the time limit of {limit} s. It may still have its effect."
-)
-UNTOLD_TEXT: Final = "The tool returned a value that is no text and no JSON: it is or holds {kind}."
-CANCELLED_TEXT: Final = "This call was not started: the turn was ended first."
 
 
 class ToolContext(NamedTuple):
@@ -177,12 +170,15 @@ def _check_tool(tool: object, field: str) -> None:
 class _Running:
     """A body that runs, for everyone who waits for it."""
 
-    __slots__ = ("done", "result", "waiting")
+    __slots__ = ("done", "is_cut", "result", "scope")
 
     def __init__(self) -> None:
         self.done = trio.Event()
         self.result: ToolResultBlock | None = None
-        self.waiting = 0
+        self.scope = trio.CancelScope()
+        """Around an async body."""
+        self.is_cut = False
+        """Its turn was cancelled: what has not begun is not begun."""
 
 
 class ToolRunner:
@@ -219,11 +215,11 @@ class ToolRunner:
         if running is None:
             row = self._store.get("tool_calls", key)
             if row is not None and row.record.state != "started":
-                return _recorded(call, row.record)
+                return recorded_of(call, row.record)
             if tool is None:
                 # In doubt, its tool may have gone with an earlier specification.
                 text = f"There is no tool named {call.name!r}." if row is None else UNKNOWN_TEXT
-                return _result(call, text, is_error=True)
+                return result_of(call, text, is_error=True)
             running = self._running[key] = _Running()
             counter = 0 if row is None else row.counter
             self._nursery.start_soon(self._run, key, call, tool, counter, running)
@@ -232,16 +228,51 @@ class ToolRunner:
             await running.done.wait()
         if running.result is not None:
             return running.result
-        return await self._give_up(key, call, limit_s)
+        return await self._give_up(key, call, TIMED_OUT_TEXT.format(limit=f"{limit_s:g}"))
 
     def recorded(self, key: CallKey, call: ToolUseBlock) -> ToolResultBlock:
         """What is known of a call now, for a gap that is closed early. Awaits nothing."""
         row = self._store.get("tool_calls", key)
         if row is None:
-            return _result(call, CANCELLED_TEXT, is_error=True)
+            return result_of(call, CANCELLED_TEXT, is_error=True)
         if row.record.state == "started":
-            return _result(call, CUT_OFF_TEXT, is_error=True)
-        return _recorded(call, row.record)
+            return result_of(call, CUT_OFF_TEXT, is_error=True)
+        return recorded_of(call, row.record)
+
+    async def cut_off(self, key: CallKey, call: ToolUseBlock, tool: Tool | None) -> ToolResultBlock:
+        """What a call came to whose turn is cancelled: recorded, or cut off by its tool's policy.
+
+        A checkpoint, of at most `CUT_OFF_S`. Durable: on return, of a call that had begun.
+        """
+        running = self._running.get(key)
+        if running is not None:
+            running.is_cut = True
+            running.scope.cancel()
+            is_begun = self._store.get("tool_calls", key) is not None
+            if not is_begun or tool is None or inspect.iscoroutinefunction(tool.run):
+                with trio.move_on_after(CUT_OFF_S):
+                    await running.done.wait()
+            if running.result is not None:
+                return running.result
+            # It is in a thread, or does not end: what it comes to is recorded beside.
+            return await self._give_up(key, call, CUT_OFF_TEXT)
+        row = self._store.get("tool_calls", key)
+        if row is None or row.record.state != "started":
+            return self.recorded(key, call)
+        # A death cut it off before its turn was cancelled.
+        result, known = await self._policy(key, call, "report" if tool is None else tool.in_doubt)
+        await self._finish(key, row.counter, row.record, result, known=known)
+        return result
+
+    async def _policy(
+        self, key: CallKey, call: ToolUseBlock, policy: Reconcile | str
+    ) -> tuple[ToolResultBlock, bool]:
+        """What is told of a call that was cut off, and whether it is known."""
+        if callable(policy):
+            with trio.move_on_after(CUT_OFF_S):
+                return await self._reconcile(key, call, policy, CUT_OFF_TEXT)
+        text = CUT_OFF_AGAIN_TEXT if policy == "retry" else CUT_OFF_TEXT
+        return result_of(call, text, is_error=True), False
 
     async def _run(
         self, key: CallKey, call: ToolUseBlock, tool: Tool, counter: int, running: _Running
@@ -251,15 +282,15 @@ class ToolRunner:
             # A tool's body is the host's code: the table of asks is for the runtime's own actors.
             # Its agent's turn waits for it, so nothing in it may wait for that agent.
             with in_role(None), in_chain(f"agent:{key[0]}"):
-                result = await self._settle(key, call, tool, counter)
+                result = await self._settle(key, call, tool, counter, running)
         except Exception as error:  # noqa: BLE001 - the model is told; the record says why.
-            result = _result(call, f"The call could not be recorded: {error}", is_error=True)
+            result = result_of(call, f"The call could not be recorded: {error}", is_error=True)
         running.result = result
         running.done.set()
         del self._running[key]
 
     async def _settle(
-        self, key: CallKey, call: ToolUseBlock, tool: Tool, counter: int
+        self, key: CallKey, call: ToolUseBlock, tool: Tool, counter: int, running: _Running
     ) -> ToolResultBlock:
         started = ToolCall(
             id=call.id, name=call.name, state="started", started_ms=self._clock.now_ms()
@@ -268,13 +299,26 @@ class ToolRunner:
         if not in_doubt or tool.in_doubt == "retry":
             counter = await self._start(key, counter, started)
             crashpoint("tool.after_started")
-            result = await self._body(key, call, tool.run, call.input)
+            if running.is_cut:
+                result = result_of(call, CANCELLED_TEXT, is_error=True)
+            else:
+                result, known = await self._bounded(key, call, tool, running)
         else:
             result, known = await self._reconcile(key, call, tool.in_doubt)
         crashpoint("tool.after_body")
         await self._finish(key, counter, started, result, known=known)
         crashpoint("tool.after_done")
         return result
+
+    async def _bounded(
+        self, key: CallKey, call: ToolUseBlock, tool: Tool, running: _Running
+    ) -> tuple[ToolResultBlock, bool]:
+        """Run a body until it is done or cut off; what it came to, and whether that is known."""
+        if not inspect.iscoroutinefunction(tool.run):
+            return await self._body(key, call, tool.run, call.input), True
+        with running.scope:
+            return await self._body(key, call, tool.run, call.input), True
+        return await self._policy(key, call, tool.in_doubt)
 
     async def _finish(
         self, key: CallKey, counter: int, started: ToolCall, result: ToolResultBlock, *, known: bool
@@ -292,14 +336,13 @@ class ToolRunner:
             row = self._row(key)
             counter, ended = row.counter, replace(row.record, late=blocks)
 
-    async def _give_up(self, key: CallKey, call: ToolUseBlock, limit_s: float) -> ToolResultBlock:
-        text = TIMED_OUT_TEXT.format(limit=f"{limit_s:g}")
+    async def _give_up(self, key: CallKey, call: ToolUseBlock, text: str) -> ToolResultBlock:
         if self._store.get("tool_calls", key) is None:
-            return _result(call, text, is_error=True)
+            return result_of(call, text, is_error=True)
         while True:
             row = self._row(key)
             if row.record.state != "started":
-                return _recorded(call, row.record)
+                return recorded_of(call, row.record)
             unknown = replace(
                 row.record,
                 state="unknown",
@@ -358,68 +401,22 @@ class ToolRunner:
                 if inspect.isawaitable(value):
                     value = await value
         except BaseException as error:  # noqa: BLE001 - a tool's failure is a result for the model.
-            return _result(call, told(failure_of(error)), is_error=True)
-        return _told(call, value)
+            return result_of(call, told(failure_of(error)), is_error=True)
+        return told_of(call, value)
 
     async def _reconcile(
-        self, key: CallKey, call: ToolUseBlock, ask: Reconcile | str
+        self, key: CallKey, call: ToolUseBlock, ask: Reconcile | str, unknown: str = UNKNOWN_TEXT
     ) -> tuple[ToolResultBlock, bool]:
         """The result of a call in doubt, and whether it is known."""
         if not callable(ask):
-            return _result(call, UNKNOWN_TEXT, is_error=True), False
+            return result_of(call, unknown, is_error=True), False
         try:
             value = ask(ToolContext(*key), call.input)
             if inspect.isawaitable(value):
                 value = await value
         except BaseException as error:  # noqa: BLE001 - what could not be found out is unknown.
-            text = f"{UNKNOWN_TEXT} Asking failed: {told(failure_of(error))}"
-            return _result(call, text, is_error=True), False
+            text = f"{unknown} Asking failed: {told(failure_of(error))}"
+            return result_of(call, text, is_error=True), False
         if value is None:
-            return _result(call, UNKNOWN_TEXT, is_error=True), False
-        return _told(call, value), True
-
-
-def _result(call: ToolUseBlock, *texts: str, is_error: bool = False) -> ToolResultBlock:
-    content: list[TextBlock] = []
-    left = RESULT_CHARS_MAX
-    for text in texts:
-        told = text.encode("utf-8", "replace").decode()
-        if len(told) > left or len(content) == RESULT_BLOCKS_MAX - 1 < len(texts) - 1:
-            content.append(TextBlock(text=told[:left] + "\n[cut]"))
-            break
-        content.append(TextBlock(text=told))
-        left -= len(told)
-    return ToolResultBlock(tool_use_id=call.id, content=tuple(content), is_error=is_error)
-
-
-def _recorded(call: ToolUseBlock, record: ToolCall) -> ToolResultBlock:
-    content = tuple(block for block in record.result or () if isinstance(block, TextBlock))
-    return ToolResultBlock(tool_use_id=call.id, content=content, is_error=record.is_error)
-
-
-def _told(call: ToolUseBlock, value: object) -> ToolResultBlock:
-    """What a body returned, as the model is told it; an error where there is no telling."""
-    if value is None:
-        return _result(call, "done")
-    if isinstance(value, str):
-        return _result(call, value)
-    blocks = (value,) if isinstance(value, TextBlock) else value
-    if isinstance(blocks, tuple | list) and blocks and all(type(b) is TextBlock for b in blocks):
-        return _result(call, *(block.text for block in blocks))
-    untold: list[str] = []
-
-    def plain(inner: object) -> Any:
-        # Dates, data classes and their like; a block is no data of the tool's.
-        try:
-            if isinstance(inner, get_args(Block)):
-                raise TypeError("a block")
-            return msgspec.to_builtins(inner)
-        except Exception:
-            untold.append(type(inner).__name__)
-            raise
-
-    try:
-        return _result(call, json.dumps(value, ensure_ascii=False, default=plain))
-    except Exception:  # noqa: BLE001 - it may do anything when it is looked at.
-        kind = untold[0] if untold else type(value).__name__
-        return _result(call, UNTOLD_TEXT.format(kind=kind), is_error=True)
+            return result_of(call, unknown, is_error=True), False
+        return told_of(call, value), True

@@ -35,6 +35,7 @@ from .persistence import until_stored
 from .policy import ErrorPolicy, Pacing, ProviderHold
 from .protocol import Purpose
 from .render import Voices, render_all
+from .slot_cancel import CANCELLED, marker_of
 from .slot_messages import (
     CloseGap,
     EndTurn,
@@ -46,7 +47,7 @@ from .slot_messages import (
 )
 from .slot_rows import read_content, read_placed, read_rows
 from .streaming import Showing, Stream
-from .tools import Tool, ToolRunner
+from .tools import CallKey, Tool, ToolRunner
 from .usage_book import AccountUsage
 from .verdict import Streak
 from .views import View, read_view, size_of
@@ -149,6 +150,9 @@ class TurnTask:
 
     async def run(self) -> TurnOutcome:
         """Run to the turn's end, or to a hold. Cancelled: the turn's row stands as it is."""
+        if self.start.cancelled_by is not None:
+            await self.cancel(self.start.cancelled_by)
+            return TurnEnded("cancelled")
         if self.start.attempts > ATTEMPTS_MAX:
             return await self._fail(f"this turn failed: its task died {ATTEMPTS_MAX} times")
         if self.start.rewound:
@@ -249,9 +253,8 @@ class TurnTask:
         results: list[ToolResultBlock | None] = [None] * len(calls)
 
         async def one(position: int, call: ToolUseBlock) -> None:
-            key = (self.start.agent, self.start.turn, self.round, position)
             tool = self._settings.tools.get(call.name)
-            results[position] = await self._seams.runner.result(key, call, tool)
+            results[position] = await self._seams.runner.result(self._key(position), call, tool)
 
         async with trio.open_nursery() as nursery:
             for position, call in enumerate(calls):
@@ -265,6 +268,9 @@ class TurnTask:
             last=self.round >= self._settings.rounds_max,
         )
         self._messages += render_all(placed, self._voices)
+
+    def _key(self, position: int) -> CallKey:
+        return self.start.agent, self.start.turn, self.round, position
 
     def _open_calls(self) -> list[ToolUseBlock]:
         """The calls that owe results while the gap is open: those of the slot's last row.
@@ -291,6 +297,19 @@ class TurnTask:
         await self.end("failed", text, give_back=False, failure=failure)
         return TurnEnded("failed")
 
+    async def cancel(self, by: str, rewind: RewindSlot | None = None) -> RewindReceipt | None:
+        """End the turn because somebody cancelled it: calls that run are cut off by their tools'
+        policies, and nothing is given back."""
+        self._showing.void()
+        runner, calls = self._seams.runner, self._open_calls()
+        async with trio.open_nursery() as nursery:
+            for position, call in enumerate(calls):
+                tool = self._settings.tools.get(call.name)
+                nursery.start_soon(runner.cut_off, self._key(position), call, tool)
+        return await self.end(
+            "cancelled", marker_of(by), give_back=False, rewind=rewind, failure=CANCELLED
+        )
+
     async def end(
         self,
         state: Any,
@@ -304,8 +323,7 @@ class TurnTask:
         self._showing.void()
         runner, results = self._seams.runner, []
         for position, call in enumerate(self._open_calls()):
-            key = (self.start.agent, self.start.turn, self.round, position)
-            results.append(runner.recorded(key, call))
+            results.append(runner.recorded(self._key(position), call))
         receipt: RewindReceipt | None = await self._ask(
             EndTurn,
             state=state,

@@ -132,6 +132,33 @@ def rewind(
         typer.echo(f"{agent}: places {report.first} to {report.last} {done}")
 
 
+@shell.app.command("cancel-turn")
+def cancel_turn(
+    directory: StateDir,
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="Whose turn.")],
+    turn: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Only this turn, by its number in the status."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """End an agent's open turn for good: live, held, or waiting. Messages that wait stay."""
+    check_name(agent, "agent")
+    target = targets.open_target(directory)
+    try:
+        report = target.cancel_turn(agent, turn)
+    finally:
+        target.close()
+    if as_json:
+        typer.echo(json_text(report))
+    elif report.turn is None:
+        typer.echo(f"{agent}: no turn was open")
+    elif report.state == "cancelled":
+        typer.echo(f"{agent}: turn {report.turn} is cancelled")
+    else:
+        typer.echo(f"{agent}: turn {report.turn} had ended: {report.state}")
+
+
 @shell.app.command()
 def edit(
     directory: StateDir,

@@ -20,6 +20,7 @@ from .reports import (
     AgentReport,
     AlertReport,
     AlertsReport,
+    CancelTurnReport,
     EditReport,
     EditRowReport,
     EditsReport,
@@ -49,6 +50,7 @@ from .reports import (
 from .requests import (
     AlertsRequest,
     CancelRunRequest,
+    CancelTurnRequest,
     DeadLettersRequest,
     EditRequest,
     EditsRequest,
@@ -115,7 +117,7 @@ class Controlled(Protocol):
         """Start turns again; `was_quiesced`, `reason` and `landed` of what is returned."""
 
     def agent(self, name: str) -> Any:
-        """The handle of an agent; its rewinds and edits are used."""
+        """The handle of an agent; its turn's end, rewinds and edits are used."""
 
     def dead_letters(self, *, before: int | None, limit: int) -> Sequence[Any]:
         """Rows that `EntryReport` mirrors, the newest first."""
@@ -251,6 +253,12 @@ async def _rewind(runtime: Controlled, request: RewindRequest) -> RewindReport:
         return _mirror(await handle.undo_rewind(requester=by, door="cli"), RewindReport)
     rewound = await handle.rewind(request.to, requester=by, door="cli")
     return _mirror(rewound, RewindReport)
+
+
+async def _cancel_turn(runtime: Controlled, request: CancelTurnRequest) -> CancelTurnReport:
+    handle, by = runtime.agent(request.agent), clean_requester(request.requester)
+    receipt = await handle.cancel_turn(turn=_given(request.turn), requester=by, door="cli")
+    return _mirror(receipt, CancelTurnReport)
 
 
 async def _edit(runtime: Controlled, request: EditRequest) -> EditReport:
@@ -425,6 +433,7 @@ _ANSWERS: Final[dict[type[msgspec.Struct], _Answer]] = {
     WaitsRequest: _waits,
     ReleaseRequest: _release,
     RewindRequest: _rewind,
+    CancelTurnRequest: _cancel_turn,
     EditRequest: _edit,
     EditsRequest: _edits,
     ImportRequest: _import,

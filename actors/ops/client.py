@@ -42,6 +42,7 @@ from .errors import ControlError
 from .protocol import Hello
 from .reports import (
     AlertReport,
+    CancelTurnReport,
     EditReport,
     EditRowReport,
     EntryReport,
@@ -212,6 +213,20 @@ class ControlClient(RunAsks):
                 that answered do not own the agent, and nothing was done.
         """
         return self._of_owner(lambda host: host.rewind(agent, to, requester=requester))
+
+    def cancel_turn(
+        self, agent: str, turn: int | None = None, *, requester: str | None = None
+    ) -> CancelTurnReport:
+        """End an agent's open turn for good, or the one of a number.
+
+        The host that owns the agent does it. Durable: on return.
+
+        Raises:
+            RefusedByHostError: The host refused it; `remote_code` says whether anything changed.
+            HostSilentError: Whether it was done is unknown, and the status tells; or those that
+                answered do not own the agent, and nothing was done.
+        """
+        return self._of_owner(lambda host: host.cancel_turn(agent, turn, requester=requester))
 
     def edit(
         self,

@@ -28,6 +28,7 @@ from .protocol import REPLY_BYTES_MAX, Hello, Reply, clean_requester
 from .reports import (
     AlertReport,
     AlertsReport,
+    CancelTurnReport,
     EditReport,
     EditRowReport,
     EditsReport,
@@ -50,6 +51,7 @@ from .requests import (
     EVERY_MODEL,
     PROTOCOL,
     AlertsRequest,
+    CancelTurnRequest,
     DeadLettersRequest,
     EditRequest,
     EditsRequest,
@@ -207,6 +209,24 @@ class HostClient:
             requester=this_requester() if requester is None else requester,
         )
         return self.ask(request, RewindReport)
+
+    def cancel_turn(
+        self, agent: str, turn: int | None, *, requester: str | None = None
+    ) -> CancelTurnReport:
+        """End an agent's open turn for good, or the one of a number.
+
+        Durable: on return.
+
+        Raises:
+            RefusedByHostError: The host refused it; `remote_code` says whether anything changed.
+            HostSilentError: Whether it was done is unknown; the status tells.
+        """
+        request = CancelTurnRequest(
+            agent=agent,
+            turn=msgspec.UNSET if turn is None else turn,
+            requester=this_requester() if requester is None else requester,
+        )
+        return self.ask(request, CancelTurnReport)
 
     def edit(
         self,

@@ -142,6 +142,13 @@ class RewindReport(msgspec.Struct, frozen=True, kw_only=True):
     last: int | None
 
 
+class CancelTurnReport(msgspec.Struct, frozen=True, kw_only=True):
+    """How a turn stands that was to be cancelled. Mirrors `domain.slot_cancel.CancelReceipt`."""
+
+    turn: int | None
+    state: str
+
+
 class EditReport(msgspec.Struct, frozen=True, kw_only=True):
     """An edit that was made, or undone. Mirrors `domain.slot_messages.EditReceipt`."""
 

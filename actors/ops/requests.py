@@ -112,6 +112,14 @@ class RewindRequest(_Request, frozen=True, tag="rewind"):
     requester: str = ""
 
 
+class CancelTurnRequest(_Request, frozen=True, tag="cancel-turn"):
+    """End an agent's open turn for good, or the one of a number."""
+
+    agent: str
+    turn: Annotated[int, msgspec.Meta(ge=1)] | msgspec.UnsetType = msgspec.UNSET
+    requester: str = ""
+
+
 class EditRequest(_Request, frozen=True, tag="edit"):
     """Give a stored message, named by its id or place, other words, or take it out; or undo."""
 
@@ -233,6 +241,7 @@ Request: TypeAlias = (
     | InboxRequest
     | ReplayRequest
     | RewindRequest
+    | CancelTurnRequest
     | EditRequest
     | EditsRequest
     | QuiesceRequest
@@ -259,6 +268,7 @@ def check_request(request: Request) -> None:
         WaitsRequest
         | ReleaseRequest
         | RewindRequest
+        | CancelTurnRequest
         | EditRequest
         | EditsRequest
         | ImportRequest

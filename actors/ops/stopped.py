@@ -48,6 +48,7 @@ from .reports import (
     AdmissionReport,
     AgentReport,
     AlertReport,
+    CancelTurnReport,
     CheckReport,
     EditReport,
     EditRowReport,
@@ -271,6 +272,19 @@ class StoppedStore(StoppedRuns, StoppedSchedules):
         raise NeedsHostError(
             f"to {what} the transcript of {agent!r} takes its host, and none runs here; nothing "
             "was done; start the host, then rewind",
+            field="agent",
+        )
+
+    def cancel_turn(self, agent: str, turn: int | None) -> CancelTurnReport:
+        """Refuse: a turn is ended by its agent's host only.
+
+        Raises:
+            NeedsHostError: Always; nothing was done.
+        """
+        what = "the open turn" if turn is None else f"turn {turn}"
+        raise NeedsHostError(
+            f"to cancel {what} of {agent!r} takes its host, and none runs here; nothing was done; "
+            "start the host, then cancel it",
             field="agent",
         )
 

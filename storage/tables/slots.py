@@ -233,6 +233,8 @@ class Turn(Record, frozen=True, kw_only=True):
     ended_ms: Instant | None = None
     given_back: bool = False
     """It was ended early, and the next turn answers what it was to answer."""
+    cancelled_by: Annotated[str, Meta(max_length=300)] | None = None
+    """Who asked for its end. Written before it is ended; whoever takes it up ends it."""
     error: Annotated[str, Meta(max_length=2_000)] | None = None
     failure: Name | None = None
     """The code of the error that a provider's call failed with: `provider_stalled`, say."""

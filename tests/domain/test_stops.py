@@ -106,6 +106,7 @@ RUNTIME_VERBS: dict[str, Callable[[Any], Any]] = {
 HANDLE_VERBS: dict[str, Callable[[Any], Any]] = {
     "auxiliary_call": lambda ana: ana.auxiliary_call(REQUEST),
     "backfill": lambda ana: ana.backfill([Draft("hi", at_ms=1)]),
+    "cancel_turn": lambda ana: ana.cancel_turn(requester="o"),
     "edit": lambda ana: ana.edit("m1", "x", requester="o"),
     "edits": lambda ana: ana.edits(),
     "follow": lambda ana: anext(ana.follow("m1")),

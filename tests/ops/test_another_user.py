@@ -17,7 +17,7 @@ from abeyance.actors.ops import cli
 NOBODY = 65_534
 ARGUMENTS = (
     *(["status"], ["waits"], ["check"], ["alerts"], ["dead-letters"], ["tree"]),
-    *(["release", "ana"], ["rewind", "ana", "--undo"]),
+    *(["release", "ana"], ["rewind", "ana", "--undo"], ["cancel-turn", "ana"]),
     *(["edits", "ana"], ["edit", "ana", "--undo", "1"]),
 )
 

@@ -19,7 +19,7 @@ from abeyance.actors.domain.protocol import RecordWait
 from abeyance.actors.domain.requesters import OperatorAct
 from abeyance.actors.ops import cli
 from abeyance.actors.providers import CapacityExhaustedError, Exhaustion
-from abeyance.actors.testing import ScriptedProvider, reply
+from abeyance.actors.testing import ScriptedProvider, fail, reply
 
 from .test_control import asked, in_thread, request
 from .test_entries import Crashing, crash
@@ -58,6 +58,13 @@ ACTS: dict[str, Act] = {
         lambda host, by: host.release_provider_wait("ana", requester=by),
         {"verb": "release", "agent": "ana"},
         ("release", "ana"),
+    ),
+    "cancel_turn": Act(
+        "dee",
+        lambda runtime, by: runtime.agent("dee").cancel_turn(requester=by),
+        lambda host, by: host.agent("dee").cancel_turn(requester=by),
+        {"verb": "cancel-turn", "agent": "dee"},
+        ("cancel-turn", "dee"),
     ),
     "undo_rewind": Act(
         "ana",
@@ -204,6 +211,11 @@ async def prepare(runtime: Runtime) -> None:
         await ana.wait_idle()
     await ana.rewind(to=2, requester="setup")
     assert (await ana.edit(1, "edited", requester="setup")).edit == EDIT
+    dee = await runtime.add_agent(
+        AgentSpec(name="dee", provider=ScriptedProvider([fail(402)]), model="m")
+    )
+    await dee.send("go")
+    await dee.wait_idle()
     await runtime._ledger.ask(RecordWait("ana", "m", None, "slow down"))
     await runtime.open_conversation("ana", channel="c")
     await crash(runtime, "one")
@@ -224,6 +236,7 @@ async def stands(runtime: Runtime) -> dict[str, Any]:
         "waits": runtime.provider_waits(),
         "transcript": [each.text async for each in runtime.agent("ana").transcript()],
         "agents": sorted(runtime._members),
+        "turns": [row.record.state for _, row in runtime._store.scan("turns", ("dee",))],  # type: ignore[union-attr]
         "runs": {each.id: len(runtime.run_history(each.id)) for each in runtime.runs()},
         "schedules": {each.name: each.state for each in runtime.schedules()},
         "replays": [each.replays for each in (*runtime.dead_letters(), *runtime.quarantine())],
@@ -248,7 +261,7 @@ class Gate:
 def expected(verb: str, runtime: Runtime, by: str) -> OperatorAct:
     agent = ACTS[verb].agent
     if verb == "close":
-        (agent,) = (name for name in runtime._members if name != "ana")
+        (agent,) = (name for name in runtime._members if name not in ("ana", "dee"))
     return OperatorAct(verb, agent, by)
 
 
