@@ -24,6 +24,7 @@ from abeyance.actors.core.errors import AbeyanceError
 from abeyance.actors.core.logs import Log
 from abeyance.actors.core.reminders import ReminderBook, fire
 from abeyance.storage import codec
+from abeyance.storage.errors import UnreadableRecordError
 from abeyance.storage.store import Committed, Delete, NotStored, Outcome, Put, Request, Store
 from abeyance.storage.tables import kept as rows
 
@@ -148,6 +149,8 @@ class RemindersKept:
         self.waiting: dict[str, list[Reminder]] = {}
         self.dirty: dict[Key, Request] = {}
         self.out: dict[Key, Request] | None = None
+        self.unreadable: set[Key] = set()
+        """Keys whose rows cannot be read: nothing is put over one before it is deleted."""
         self.over: dict[Key, list[Reminder]] = {}
         """Firings that are over once their key is written."""
 
@@ -282,17 +285,22 @@ class Reminders(TrioActor):
             return
         keys = list(kept.dirty)[:HAND_OVER_MAX]
         kept.out = {key: kept.dirty.pop(key) for key in keys}
-        self.ask(self._journal, Requests(kept.out.values()), tag=tuple(keys))
+        gone = [no_row(*key) for key in keys if key in kept.unreadable]
+        self.ask(self._journal, Requests((*gone, *kept.out.values())), tag=len(gone))
 
     def on_answer(self, answer: Answer) -> None:
         kept = self.kept
         out, kept.out = kept.out or {}, None
-        outcomes: tuple[Outcome, ...] = answer.value or ()
+        outcomes: tuple[Outcome, ...] = (answer.value or ())[answer.tag :]
         again = False
         for place, (key, request) in enumerate(out.items()):
             outcome = outcomes[place] if place < len(outcomes) else None
             if isinstance(outcome, Committed):
+                kept.unreadable.discard(key)
                 self._written(key)
+            elif self._is_unreadable(key, outcome):
+                kept.unreadable.add(key)
+                kept.dirty.setdefault(key, request)
             elif isinstance(outcome, NotStored) and may_land_later(not_stored(outcome)):
                 kept.dirty.setdefault(key, request)
                 again = True
@@ -304,6 +312,13 @@ class Reminders(TrioActor):
             self.after(PAUSE_MAX_S, _Again())
         else:
             self._write()
+
+    def _is_unreadable(self, key: Key, outcome: Outcome | None) -> bool:
+        """Whether what is there cannot be read, and was not told of yet: it is replaced."""
+        refused = isinstance(outcome, NotStored) and isinstance(
+            outcome.error, UnreadableRecordError
+        )
+        return refused and key not in self.kept.unreadable
 
     def _written(self, key: Key) -> None:
         if key in self.kept.dirty:
