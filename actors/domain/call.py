@@ -127,16 +127,16 @@ class Calls:
                 gate.tell(self._cut_off(permit, error))
                 raise
         else:
-            self._take_usage(permit)
+            self._take_usage(permit, joins=True)
             gate.tell(Settle(permit, "succeeded"))
             self._streak.clear()
             return reply
         return await self._failed(permit, failure)
 
-    def _take_usage(self, permit: Permit) -> None:
+    def _take_usage(self, permit: Permit, *, joins: bool = False) -> None:
         """Ahead of the settlement, and of the round: whatever is admitted next may ask for it."""
         if self._seams.usage is not None:
-            self._seams.usage.take(permit)
+            self._seams.usage.take(permit, joins=joins)
 
     async def _failed(self, permit: Permit, error: BaseException) -> Deferral | Failed | Verdict:
         """Settle the permit with what was stated; return where a policy is to decide."""

@@ -90,6 +90,8 @@ class Draft:
     deletes: list[Delete] = field(default_factory=list)
     appends: list[Append] = field(default_factory=list)
     writes_lease: bool = False
+    guards: tuple[Guard, ...] = ()
+    """Beside those of the slot itself."""
 
     def put(self, table: str, key: Any, record: Record) -> None:
         self.put_value(table, key, encode(record))
@@ -573,7 +575,7 @@ class SlotBook:
             lease = replace(self.lease, entry_next=self._entry_next, seq_next=self._seq_next)
             draft.put_counted("leases", key, self._lease, lease)
         return Request(
-            guards=guards,
+            guards=(*guards, *draft.guards) if draft.guards else guards,
             puts=tuple(draft.puts.values()),
             deletes=tuple(draft.deletes),
             appends=tuple(draft.appends),

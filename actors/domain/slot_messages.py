@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
 from abeyance.storage.store import Value
 from abeyance.storage.tables.blocks import Block, ToolResultBlock, ToolUseBlock
 from abeyance.storage.tables.slots import Entry, Held
+
+if TYPE_CHECKING:
+    from .usage_book import AccountUsage
 
 
 class Accept(msgspec.Struct, frozen=True, gc=False):
@@ -157,6 +160,8 @@ class RecordRound(NamedTuple):
     final: bool
     failures: int = 0
     """Calls of the turn that failed so far."""
+    usage: AccountUsage | None = None
+    """Where a reading is that came with the reply, and goes into its commit."""
 
 
 class CloseGap(NamedTuple):

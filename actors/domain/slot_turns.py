@@ -191,6 +191,7 @@ def plan_round(book: SlotBook, round_: RecordRound, chain: Chain) -> Plan:
         round_=round_.round,
         channel=reply_channel(turn.record),
     )
+    _join_usage(draft, round_)
     failures = max(turn.record.failures, round_.failures)
     recorded = replace(turn.record, round=round_.round, failures=failures)
     if round_.final:
@@ -201,6 +202,15 @@ def plan_round(book: SlotBook, round_: RecordRound, chain: Chain) -> Plan:
     draft.put_counted("turns", key, turn, replace(recorded, attempts=1))
     book.write_lease(draft, gap=round_.round)
     return Plan([book.request(draft, chain)], 1)
+
+
+def _join_usage(draft: Draft, round_: RecordRound) -> None:
+    """Write what the reply told of its account's usage in the round's own commit."""
+    written = None if round_.usage is None else round_.usage.join(round_.message)
+    if written is not None:
+        guard, put = written
+        draft.guards = (guard,)
+        draft.puts[put.table, put.key] = put
 
 
 def plan_boundary(book: SlotBook, close: CloseGap, chain: Chain, *, inject: bool) -> Plan:

@@ -233,16 +233,22 @@ class TurnTask:
 
     async def _record(self, reply: ModelReply, *, final: bool) -> None:
         blocks = reply.blocks or (TextBlock(text=""),)
-        _check_storable(blocks)
-        await self._ask(
-            RecordRound,
-            round=self.round + 1,
-            message=new_message_id(self._now()),
-            blocks=blocks,
-            at_ms=self._now(),
-            final=final,
-            failures=self.calls.failures,
-        )
+        usage, message = self._seams.usage, new_message_id(self._now())
+        try:
+            _check_storable(blocks)
+            await self._ask(
+                RecordRound,
+                round=self.round + 1,
+                message=message,
+                blocks=blocks,
+                at_ms=self._now(),
+                final=final,
+                failures=self.calls.failures,
+                usage=usage,
+            )
+        finally:
+            if usage is not None:
+                usage.settle(message)
         self.round += 1
         self._showing.stored()
         self.calls.sent = False

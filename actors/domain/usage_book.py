@@ -7,8 +7,11 @@ Invariants:
     I1  A row only moves forward: a reading that is not newer than what stands there is dropped,
         whichever process wrote that. One from a future more than a day away came of a clock that
         has been set back since: it counts for nothing, and the next reading takes its place.
-    I2  A reading is handed over before the round that it came with is recorded, and nobody waits
-        for its commit. One that could not be stored is used here, and offered with the next.
+    I2  A reading that a round's reply brought is written in the commit that records the round, and
+        guarded there: where another process wrote meanwhile, the round is planned again. Any other
+        has a commit of its own, which nobody waits for: that of a refused or an auxiliary call, and
+        one that came while another of its account was being written. What could not be stored is
+        used here, and offered with the next.
     I3  What cannot be read or is not known keeps nobody from anything.
 
 Runs in: the loop thread.
@@ -56,8 +59,8 @@ class UsageBook:
         self._journal: Any = None
         self._fresh: dict[str, UsageReading] = {}
         """Readings that are newer than their rows."""
-        self._out: set[str] = set()
-        """Accounts with a write under way."""
+        self._out: dict[str, object] = {}
+        """Accounts with a write under way, and whose it is."""
 
     def attach(self, journal: Any) -> None:
         """Tell it whom to hand writes to."""
@@ -94,8 +97,12 @@ class UsageBook:
 
     # -- taking ------------------------------------------------------------------------------
 
-    def take(self, credential: str | None, permit: Permit) -> None:
-        """Keep what a call's responses told, if they did. Not a checkpoint; raises nothing."""
+    def take(self, credential: str | None, permit: Permit, *, joins: bool = False) -> None:
+        """Keep what a call's responses told, if they did. Not a checkpoint; raises nothing.
+
+        Args:
+            joins: A round of its own is recorded next, and `join` puts the row there.
+        """
         if credential is None or permit.reading is None:
             return
         told = permit.reading
@@ -104,7 +111,40 @@ class UsageBook:
         if known is not None and not self._supersedes(reading, known):
             return
         self._fresh[credential] = reading
+        if not joins:
+            self._write(credential)
+
+    def join(self, credential: str, round_: object) -> tuple[Guard, Put] | None:
+        """What writes a fresh reading in the commit of a round; None where there is none to write,
+        or it goes by itself. Asked again by a round that is planned again."""
+        reading = self._fresh.get(credential)
+        if reading is None or self._out.get(credential, round_) != round_:
+            return None
+        try:
+            row = self._store.get("usage", (credential,))
+        except StorageError:
+            return None  # It would keep the round from being recorded.
+        if row is None and self._room():
+            return None
+        if row is not None and self._is_told(reading, reading_of(row.record, credential)):
+            return None
+        self._out[credential] = round_
+        key = (credential,)
+        guard = Guard("usage", key, 0 if row is None else row.counter)
+        return guard, Put("usage", key, encode(row_of(reading)))
+
+    def settle(self, credential: str, round_: object) -> None:
+        """The round is recorded, or will not be: what it did not write goes by itself."""
+        if self._out.get(credential) == round_:
+            del self._out[credential]
         self._write(credential)
+
+    def _is_told(self, reading: UsageReading, stored: UsageReading) -> bool:
+        """Whether the row says as much already."""
+        same = stored.windows == reading.windows
+        return not self._supersedes(reading, stored) or (
+            same and 0 <= reading.read_ms - stored.read_ms < SAME_MS
+        )
 
     def _supersedes(self, new: UsageReading, old: UsageReading) -> bool:
         return new.read_ms > old.read_ms or old.read_ms > new.read_ms + AHEAD_MS
@@ -121,13 +161,9 @@ class UsageBook:
         if reading is None or credential in self._out or self._journal is None:
             return
         stored = self._stored(credential)
-        if stored is not None:
-            same = stored[1].windows == reading.windows
-            if not self._supersedes(reading, stored[1]) or (
-                same and 0 <= reading.read_ms - stored[1].read_ms < SAME_MS
-            ):
-                del self._fresh[credential]
-                return
+        if stored is not None and self._is_told(reading, stored[1]):
+            del self._fresh[credential]
+            return
         request = Request(
             guards=(Guard("usage", (credential,), 0 if stored is None else stored[0]),),
             puts=(Put("usage", (credential,), encode(row_of(reading))),),
@@ -138,11 +174,11 @@ class UsageBook:
                 asked = self._journal.ask(request, block=False)
         except AbeyanceError:
             return  # The journal has ended, or is about to begin anew: the next one is offered.
-        self._out.add(credential)
+        self._out[credential] = asked
         asked.on_done(lambda: self._written(credential, reading, asked))
 
     def _written(self, credential: str, reading: UsageReading, asked: Any) -> None:
-        self._out.discard(credential)
+        del self._out[credential]
         refused = False
         with suppress(Exception):
             refused = isinstance(asked.get(), Refused)
@@ -168,9 +204,18 @@ class AccountUsage(NamedTuple):
     book: UsageBook
     credential: str | None
 
-    def take(self, permit: Permit) -> None:
-        """Keep what a call's responses told."""
-        self.book.take(self.credential, permit)
+    def take(self, permit: Permit, *, joins: bool = False) -> None:
+        """Keep what a call's responses told. As `UsageBook.take`."""
+        self.book.take(self.credential, permit, joins=joins)
+
+    def join(self, round_: object) -> tuple[Guard, Put] | None:
+        """What writes it in a round's commit. As `UsageBook.join`."""
+        return None if self.credential is None else self.book.join(self.credential, round_)
+
+    def settle(self, round_: object) -> None:
+        """As `UsageBook.settle`."""
+        if self.credential is not None:
+            self.book.settle(self.credential, round_)
 
 
 def _age(row: Row | Exception) -> int:

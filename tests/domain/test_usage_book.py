@@ -7,13 +7,15 @@ from typing import Any
 import pytest
 from trio.testing import MockClock
 
-from abeyance.actors import Runtime
 from abeyance.actors.domain.errors import InvalidInputError
 from abeyance.actors.domain.usage_book import AHEAD_MS, UsageBook
 from abeyance.actors.providers import ProviderError, UsageReading, UsageWindow, WaitScope
+from abeyance.actors.providers.credentials import credential_of
 from abeyance.actors.providers.port import Permit
-from abeyance.actors.testing import ScriptedProvider, fail, reply
-from abeyance.storage.store import Request
+from abeyance.actors.testing import Gate, ScriptedProvider, fail, reply
+from abeyance.storage.codec import encode
+from abeyance.storage.store import Put, Request
+from abeyance.storage.tables.usage import Usage, Window
 
 from .damage import DAMAGES, damage
 from .test_auxiliary import ask
@@ -207,8 +209,10 @@ async def test_reading_that_a_full_disk_refuses_counts_here_and_is_offered_with_
     async with world.open() as runtime:
         now = world.clock.now_ms()
         disk.refuses = lambda request: _writes_usage(request)
-        provider = await call(world, window(100.0, now + HOUR))
-        assert (await shown_last(runtime)) == "x", "the turn is none the worse"
+        provider = world.provider([reply("x", windows=[window(100.0, now + HOUR)])], key="k")
+        ana = await world.add(provider)
+        assert (await ana.auxiliary_call(ask("m"))).blocks, "the call is none the worse"
+        await settled()
         assert world.rows("usage") == []
         reading = runtime.usage(provider)
         assert reading is not None
@@ -223,9 +227,90 @@ def _writes_usage(request: Request) -> bool:
     return any(put.table == "usage" for put in request.puts)
 
 
-async def shown_last(runtime: Runtime) -> str:
-    rows = [each async for each in runtime.agent("ana").transcript()]
-    return str(rows[-1].text)
+# -- a round and the reading that came with it
+
+
+def writes(request: Request) -> set[str]:
+    return {put.table for put in request.puts}
+
+
+async def test_reading_is_written_in_the_commit_that_records_its_round(
+    world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, committed = RefusingStore(monkeypatch), list[set[str]]()
+    async with world.open() as runtime:
+        disk.refuses = lambda request: bool(committed.append(writes(request)))
+        provider = await call(world, window(12.5, world.clock.now_ms() + HOUR))
+        (tables,) = [tables for tables in committed if "usage" in tables]
+        assert {"slots", "turns", "usage"} <= tables
+        assert runtime._usage._fresh == {}
+        assert runtime._usage._out == {}
+    # What tells the same within a minute is not written again, and costs its round nothing.
+    async with world.open() as runtime:
+        committed.clear()
+        ana = await world.add(world.provider([reply("y", windows=[row_window(world)])], key="k"))
+        await ana.send("more")
+        await ana.wait_idle()
+        assert not any("usage" in tables for tables in committed)
+        assert runtime.usage(provider) is not None
+
+
+def row_window(world: World) -> UsageWindow:
+    found = row(world).windows[0]
+    return window(found.used_percent, found.resets_ms)
+
+
+async def test_round_whose_reading_another_process_overtook_is_planned_again_and_recorded_once(
+    world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other's newer row lands between the look at the row and the commit of the round."""
+    async with world.open() as runtime:
+        now = world.clock.now_ms()
+        provider = world.provider([reply("x", windows=[window(1.0, now + HOUR)])], key="k")
+        ana = await world.add(provider)
+        credential = credential_of(provider, runtime._store_id)
+        assert credential is not None
+        join, joined = UsageBook.join, []
+
+        def overtaken(book: UsageBook, named: str, round_: object) -> Any:
+            written = join(book, named, round_)
+            joined.append(written is not None)
+            if len(joined) == 1:
+                other = Usage(windows=(Window(name=FULL, used_percent=9.0),), read_ms=now + 60_001)
+                runtime._store.commit(Request(puts=(Put("usage", (named,), encode(other)),)))
+            return written
+
+        monkeypatch.setattr(UsageBook, "join", overtaken)
+        await ana.send("go")
+        await ana.wait_idle()
+        assert joined == [True, False], "at first; and again, when it is told already"
+        assert [each.text async for each in ana.transcript()] == ["go", "x"]
+        assert (row(world).read_ms, len(provider.requests)) == (now + 60_001, 1)
+        assert runtime._usage._fresh == runtime._usage._out == {}
+
+
+async def test_readings_of_agents_that_share_an_account_refuse_nobodys_round(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open() as runtime:
+        now, agents = world.clock.now_ms(), []
+        gates = [Gate(reply("x", windows=[window(float(n), now + HOUR)])) for n in range(1, 9)]
+        for number, gate in enumerate(gates):
+            provider = world.provider([gate], key="k")
+            agents.append(await world.add(provider, f"a{number}"))
+            await agents[-1].send("go")
+        for gate in gates:
+            await gate.wait_entered()
+        for gate in gates:
+            gate.release()
+        for agent in agents:
+            await agent.wait_idle()
+            assert [each.text async for each in agent.transcript()] == ["go", "x"]
+        await until(lambda: runtime._usage._fresh == {})
+        reading = runtime.usage(provider)
+        assert reading is not None
+        assert row(world).windows[0].used_percent == reading.windows[0].used_percent
+        assert runtime._usage._out == {}
 
 
 @pytest.mark.parametrize("how", DAMAGES)
