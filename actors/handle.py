@@ -136,11 +136,13 @@ class AgentHandle(OperatorVerbs):
 
         Nothing is accepted between them, and no death leaves a part of them. A draft whose `id` was
         accepted before, with the same content, is that message, and is not accepted again; so a
-        batch whose drafts have ids can be sent again as a whole. One commit is one piece of work:
-        while it is planned the loop does nothing else, some milliseconds for a hundred messages.
+        batch whose drafts have ids can be sent again as a whole. However many they are, they are
+        checked, numbered and made ready in parts, between which the loop does other things, before
+        anything is handed to the store.
 
-        A checkpoint. Cancelled: all or none may have been accepted; send them again under the same
-        ids to make sure.
+        A checkpoint, many times where they are many. Cancelled: none was accepted while they were
+        still checked; from then on all or none may have been, whatever becomes of the caller. Send
+        them again under the same ids to make sure.
         Durable: on return.
 
         Args:
@@ -168,7 +170,12 @@ class AgentHandle(OperatorVerbs):
         if not batch.drafts:
             await trio.lowlevel.checkpoint()
             return ()
+        for _ in batch.look(self._runtime._store, member.slot_name):
+            await trio.lowlevel.checkpoint()
+        member.check_accepts()
         message = batch.message
+        if not message.accepts:
+            return batch.each(())
         sends, asked = member.parking.sends, member.slot.ask(message)
         sends.add(asked)
         try:

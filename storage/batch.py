@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -70,6 +71,23 @@ class Prepared(msgspec.Struct, frozen=True, gc=False):
     chain: Chain | None
 
 
+_NOTHING: Final[Mapping[str, list[bytes]]] = MappingProxyType({})
+
+
+class Ready(Request, frozen=True, gc=False):
+    """A request that was checked and encoded before it was handed over; made by `make_ready`."""
+
+    prepared: Prepared | None = None
+    reads: Mapping[str, list[bytes]] = _NOTHING
+    """As a batch's."""
+    limits: Limits | None = None
+    """What it was checked against."""
+
+
+Checked: TypeAlias = dict[int, tuple[str, bytes, int, Guard]]
+"""Guards that were looked at, by identity."""
+
+
 class Batch(NamedTuple):
     """Prepared requests, and what has to be read to decide them."""
 
@@ -118,10 +136,15 @@ def prepare(batch: Sequence[Request], limits: Limits) -> Batch:
     appended: set[str] = set()
     # By identity: requests of one sender share the guard of their owner row, and it is checked
     # once. The batch holds them all, so that no identity is given to another meanwhile.
-    known: dict[int, tuple[str, bytes, int, Guard]] = {}
+    known: Checked = {}
     for index, request in enumerate(batch):
+        if isinstance(request, Ready) and request.prepared is not None and request.limits == limits:
+            ready.append(request.prepared)
+            for table, keys in request.reads.items():
+                reads[table] += keys
+            continue
         try:
-            ready.append(_prepare(request, limits, reads, appended, known))
+            ready.append(check_one(request, limits, reads, appended, known))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise _explain(index, request, error) from error
     return Batch(ready, reads, appended)
@@ -175,13 +198,14 @@ def decide(
     return decision
 
 
-def _prepare(
+def check_one(
     request: Request,
     limits: Limits,
     reads: dict[str, list[bytes]],
     appended: set[str],
-    known: dict[int, tuple[str, bytes, int, Guard]],
+    known: Checked,
 ) -> Prepared:
+    """Check and encode one request, or a part of one; what has to be read for it is noted."""
     guards, puts, deletes = request.guards, request.puts, request.deletes
     appends = request.appends
     ops = len(guards) + len(puts) + len(deletes) + len(appends)

@@ -13,8 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NoReturn
 
 from abeyance.actors.core.clock import Clock
+from abeyance.storage.errors import StorageError
+from abeyance.storage.store import Store
 from abeyance.storage.tables.blocks import TextBlock
 from abeyance.storage.tables.fields import INSTANT_MS_MAX
+from abeyance.storage.tables.slots import Inboxed, Wake
 
 from .errors import BatchTooLargeError, InvalidInputError, InvalidMessageError
 from .ingress import (
@@ -27,7 +30,11 @@ from .ingress import (
     new_message_id,
     read_blocks,
 )
-from .slot_messages import Accept, AcceptMany
+from .slot_forms import inboxed, wake_of
+from .slot_ids import check_same
+from .slot_inbox import receipt_of
+from .slot_messages import Accept, AcceptMany, Receipt
+from .slot_rows import read_cuts
 
 DRAFTS_MAX: Final = 10_000
 """Of one batch; what a store's one commit holds may be fewer."""
@@ -175,6 +182,9 @@ class Batch:
         self._channel = channel
         self._accepts: dict[str, Accept] = {}
         self._ids: list[str] = []
+        self._forms: dict[str, tuple[Inboxed, Wake | None]] = {}
+        self._stored: dict[str, Receipt] = {}
+        self._looked = False
 
     def read(self) -> Iterator[None]:
         """Read the drafts, a slice a step.
@@ -198,19 +208,52 @@ class Batch:
             draft = replace(draft, channel=self._channel)
         accept = read_message(self._clock, self._agent, draft)
         earlier = self._accepts.setdefault(accept.message, accept)
-        if earlier.body_crc != accept.body_crc:
+        if earlier is accept:
+            self._forms[accept.message] = inboxed(accept), wake_of(accept)
+        elif earlier.body_crc != accept.body_crc:
             first = self._ids.index(accept.message)
             raise InvalidMessageError("id", f"is that of drafts[{first}], which says other things")
         self._ids.append(accept.message)
 
+    def look(self, store: Store, slot: str) -> Iterator[None]:
+        """Look up which ids are used, a slice a step. To be stepped through right before asking:
+        what comes meanwhile is told from a guard, and costs the slot a look at each.
+
+        Raises:
+            MessageConflictError: One was used for other content.
+        """
+        cuts, looked = read_cuts(store, slot), True
+
+        def is_cut(seq: int) -> bool:
+            return any(cut.first <= seq <= cut.last for cut in cuts)
+
+        for place, accept in enumerate(self._accepts.values(), 1):
+            if accept.known:
+                try:
+                    row = store.get("ids", (slot, accept.message))
+                except StorageError:
+                    row, looked = None, False  # The slot looks again, and says what is wrong.
+                if row is not None:
+                    check_same(accept, row.record.body_crc)
+                    id_ = accept.message
+                    self._stored[id_] = receipt_of(id_, row.record, is_cut)
+            if place % READ_SLICE == 0:
+                yield
+        self._looked = looked
+
     @property
     def message(self) -> AcceptMany:
-        """What the slot is asked."""
-        return AcceptMany(tuple(self._accepts.values()))
+        """What the slot is asked: what was not found stored already."""
+        stored = self._stored
+        accepts = tuple(each for id_, each in self._accepts.items() if id_ not in stored)
+        forms = tuple(each for id_, each in self._forms.items() if id_ not in stored)
+        return AcceptMany(accepts, forms, self._looked)
 
     def each(self, answers: Sequence[Any]) -> tuple[Any, ...]:
-        """The slot's answers in the order of the drafts, of which two may be one message."""
-        by_id = dict(zip(self._accepts, answers, strict=True))
+        """The receipts in the order of the drafts, of which two may be one message."""
+        by_id: dict[str, Any] = dict(self._stored)
+        asked = (id_ for id_ in self._accepts if id_ not in self._stored)
+        by_id.update(zip(asked, answers, strict=True))
         return tuple(by_id[id_] for id_ in self._ids)
 
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar, Final
 
@@ -50,6 +51,7 @@ from abeyance.storage.store import (
 from . import events
 from .errors import (
     AgentEndedError,
+    InboxFullError,
     NotStoredError,
     OwnershipLostError,
     not_stored,
@@ -66,6 +68,7 @@ from .slot_edits import next_forget_ms, plan_forget
 from .slot_ids import Ids, check_same
 from .slot_line import Line, must_wait
 from .slot_listeners import Listeners
+from .slot_long import LongRequest, Planned
 from .slot_messages import (
     Accept,
     AcceptMany,
@@ -101,7 +104,7 @@ from .slot_plans import plan
 from .slot_poison import blame
 from .slot_recall import recall
 from .slot_rewind import check_rewind, next_prune_ms, plan_prune
-from .slot_rows import read_owner, read_placed
+from .slot_rows import read_owner
 from .slot_subjects import Retraction, plan_accept, plan_retract
 from .slot_turns import Plan
 from .slot_view import SlotView
@@ -158,7 +161,7 @@ class Slot(TrioActor):
         self._line = Line()
         self._ids = Ids(store, slot)
         self._listeners: Listeners
-        self._planned: list[tuple[Request, Act | None]] = []
+        self._planned: list[tuple[Planned, Act | None]] = []
         self._has_planned = trio.Event()
         self._lost: OwnershipLostError | None = None
         self._reborn = False
@@ -178,7 +181,8 @@ class Slot(TrioActor):
             await self._journal.ask(Request())
         self._reborn = self.incarnation > 1
         self._listeners = Listeners(self.kept)
-        self._read_book()
+        for _ in self._read_book():
+            await trio.lowlevel.checkpoint()
         self.spawn(self._hand_over, name=f"{self._slot}: hand over")
         if self._lost is not None:
             return
@@ -189,7 +193,8 @@ class Slot(TrioActor):
                 # A predecessor may have died between the commit and the telling.
                 self._listeners.tell_woken(agent, next(iter(wakes)))
 
-    def _read_book(self) -> None:
+    def _read_book(self) -> Iterator[None]:
+        """Read the slot anew, a part a step."""
         owner, counter = read_owner(self._store, self._slot)
         if owner is None or owner.nonce != self._nonce:
             self._lost = OwnershipLostError(
@@ -200,7 +205,9 @@ class Slot(TrioActor):
         self._chain = Chain(
             f"slot:{self._slot}:{self.actor_urn}:{self.incarnation}", next(self._epochs)
         )
-        self._view.book = self._book = SlotBook(self._store, self._slot, counter)
+        book = SlotBook(self._store, self._slot, counter, read=False)
+        yield from book.read()
+        self._view.book = self._book = book
         self._book.forked = max(self._book.forked, self.kept.forked)
         for agent in self.kept.agents.keys() - self.kept.ended:
             self._book.attach(agent)
@@ -382,17 +389,25 @@ class Slot(TrioActor):
         return plan(book, self.kept, message, chain)
 
     def _plan_batch(self, many: AcceptMany, act: Act) -> Plan:
-        # One that a predecessor may have stored, or that was refused, is looked up whole.
-        book, looks = self._book, self._reborn or self._chain.epoch > 1
+        # What was planned before, and what nobody looked at, is looked up. Of any other nothing was
+        # stored when it was asked for; what came since is refused by its guards, once.
+        book, ids, looks = self._book, self._ids, act.answer is not None or not many.looked
 
         def known(accept: Accept) -> Receipt | None:
-            return self._ids.stored(accept, book) if accept.known or looks else None
+            look = accept.known or self._reborn or act.answer is not None
+            return ids.stored(accept, book) if look else None
 
-        planned, fresh = plan_accepts(book, many, self._chain, known, in_flight=self._ids.in_flight)
-        self._ids.acts.update((accept.message, act) for accept in fresh if accept.known)
+        try:
+            planned, fresh = plan_accepts(
+                book, many, self._chain, known if looks else None, in_flight=ids.in_flight
+            )
+        except InboxFullError:
+            # It may be what fills the inbox: a predecessor stored it and did not live to say so.
+            planned, fresh = plan_accepts(book, many, self._chain, known, in_flight=ids.in_flight)
+        ids.take(act, fresh)
         return planned
 
-    def _plan_requests(self, requests: list[Request], act: Act | None = None) -> None:
+    def _plan_requests(self, requests: Sequence[Planned], act: Act | None = None) -> None:
         """Plan requests for the journal; the first of them, as many as are due, are the act's."""
         planned = self._planned
         if requests and not planned:
@@ -458,10 +473,41 @@ class Slot(TrioActor):
             await self._has_planned.wait()
             self._has_planned = trio.Event()
             planned, self._planned = self._planned, []
-            for at in range(0, len(planned), HAND_OVER_MAX):
-                part = planned[at : at + HAND_OVER_MAX]
-                requests = Requests([request for request, _ in part])
-                self.ask(self._journal, requests, tag=(self._chain.epoch, part))
+            part: list[tuple[Request, Act | None]] = []
+            for request, act in planned:
+                if isinstance(request, LongRequest):
+                    # What is ahead of it does not wait for it; what is behind does.
+                    self._ask_journal(part)
+                    encoded = await self._encoded(request)
+                    if encoded is None:
+                        part = []
+                        break
+                    part = [(encoded, act)]
+                    continue
+                if len(part) == HAND_OVER_MAX:
+                    self._ask_journal(part)
+                    part = []
+                part.append((request, act))
+            self._ask_journal(part)
+
+    def _ask_journal(self, part: list[tuple[Request, Act | None]]) -> None:
+        if part:
+            requests = Requests([request for request, _ in part])
+            self.ask(self._journal, requests, tag=(self._chain.epoch, part))
+
+    async def _encoded(self, request: LongRequest) -> Request | None:
+        """Make the rows of a request, in steps; None where what it was planned on is no more, and
+        it and all that is behind it were planned again meanwhile."""
+        epoch, steps = self._chain.epoch, request.encoded()
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                encoded: Request = done.value
+                return encoded
+            await trio.lowlevel.checkpoint()
+            if self._chain.epoch != epoch:
+                return None
 
     # -- outcomes ----------------------------------------------------------------------------
 
@@ -497,7 +543,8 @@ class Slot(TrioActor):
         for act in acts:
             if isinstance(act.message, Dispose):
                 self.kept.ended.discard(act.message.agent)  # Unless it is planned again below.
-        self._read_book()
+        for _ in self._read_book():
+            pass  # At once: what is handled next is planned on it.
         failed = {
             act: error
             for (_, act), error in zip(behind, outcomes, strict=True)
@@ -563,8 +610,6 @@ class Slot(TrioActor):
             self._listeners.tell_woken(
                 message.agent, next(reversed(self._book.wakes[message.agent]))
             )
-        elif isinstance(message, CloseGap):
-            answer = tuple(read_placed(self._store, self._slot, *answer))
         elif isinstance(message, StartTurn):
             self.kept.granted.pop(message.agent, None)
         elif isinstance(answer, RewindReceipt):
@@ -574,13 +619,14 @@ class Slot(TrioActor):
         act.set(answer)
 
     def _accepted(self, many: AcceptMany, receipts: tuple[Receipt, ...]) -> None:
+        self._ids.settle(many)
         for accept, receipt in zip(many.accepts, receipts, strict=True):
-            if accept.known:
-                self._ids.acts.pop(accept.message, None)
             if accept.wake:
                 self._listeners.tell_woken(accept.agent, receipt.seq)
+                break
+        for receipt in receipts:
             if receipt.replaces is not None:
-                self._replaced(accept.agent, receipt)
+                self._replaced(many.accepts[0].agent, receipt)
 
     def _replaced(self, agent: str, receipt: Receipt) -> None:
         assert receipt.replaces is not None

@@ -3,17 +3,22 @@
 Invariants:
     I1  One request holds every message of a batch that is not known yet: all or none.
     I2  What may refuse is asked of the batch as a whole, before any of it is planned.
+    I3  What a batch takes of the loop at once is a small part of it: numbers and receipts. Its ids
+        are looked up before it is asked for, and its rows are made in steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple, TypeAlias
 
-from abeyance.storage.store import Chain, Delete, Put, Request
+from abeyance.storage.store import Chain, Guard, Request
+from abeyance.storage.tables.slots import Inboxed, Wake
 
 from .drafts import too_large
 from .slot_book import SlotBook
+from .slot_forms import accepted_rows, inboxed, wake_of
+from .slot_long import LongRequest, Op
 from .slot_messages import Accept, AcceptMany, Receipt
 from .slot_subjects import plan_accept
 from .slot_turns import Plan
@@ -29,74 +34,100 @@ Known: TypeAlias = Callable[[Accept], Receipt | None]
 says other things."""
 
 
+_Fresh: TypeAlias = tuple[Accept, Inboxed, Wake | None]
+_Taken: TypeAlias = tuple[Accept, Inboxed, int, int | None, Wake | None]
+
+
 class BatchPlan(NamedTuple):
     plan: Plan
-    fresh: tuple[Accept, ...]
+    fresh: Sequence[Accept]
     """What it takes that was not known."""
 
 
 def plan_accepts(
-    book: SlotBook, many: AcceptMany, chain: Chain, known: Known, *, in_flight: Known
+    book: SlotBook, many: AcceptMany, chain: Chain, known: Known | None, *, in_flight: Known
 ) -> BatchPlan:
     """Plan a batch's acceptance; what is known already is answered, and not taken again.
 
     Args:
-        known: Of what is stored.
+        known: Of what is stored; None where nothing of it is.
         in_flight: Of what is planned ahead of this.
     Raises:
         MessageConflictError, InboxFullError, BatchTooLargeError: Nothing is planned.
     """
     receipts: dict[str, Receipt | None] = {}
+    fresh: list[_Fresh] = []
+    taken: list[Accept] = []
     waits = False
-    for accept in many.accepts:
-        receipt = in_flight(accept)
-        waits = waits or receipt is not None
-        receipts[accept.message] = receipt or known(accept)
-    fresh = tuple(accept for accept in many.accepts if receipts[accept.message] is None)
-    check_fits(book, fresh)
-    requests = []
-    for accept in fresh:
-        request, receipts[accept.message] = plan_accept(book, accept, chain)
-        requests.append(request)
+    for place, accept in enumerate(many.accepts):
+        receipt = in_flight(accept) if accept.known else None
+        if receipt is not None:
+            waits = True
+        elif known is not None:
+            receipt = known(accept)
+        receipts[accept.message] = receipt
+        if receipt is None:
+            form = many.forms[place] if many.forms else (inboxed(accept), wake_of(accept))
+            fresh.append((accept, *form))
+            taken.append(accept)
+    check_fits(book, taken)
+    if fresh:
+        request = _take_in(book, fresh, receipts, chain)
+        return BatchPlan(Plan([request], 1, tuple(receipts.values())), taken)
     answer = tuple(receipts.values())
-    if requests:
-        return BatchPlan(Plan([_as_one(book, requests, chain)], 1, answer), fresh)
     # What is known but on its way is true once that is in, and a barrier comes in behind it.
-    return BatchPlan(Plan([Request(chain=chain)] if waits else [], int(waits), answer), fresh)
+    return BatchPlan(Plan([Request(chain=chain)] if waits else [], int(waits), answer), taken)
 
 
-def check_fits(book: SlotBook, accepts: tuple[Accept, ...]) -> None:
+def check_fits(book: SlotBook, accepts: Sequence[Accept]) -> None:
     """Refuse a batch that one request, or the inbox, has no room for."""
     if not accepts:
         return
-    count, size = len(accepts), sum(len(accept.body.body) for accept in accepts)
+    count, size, ops = len(accepts), 0, 1 + OPS_AN_ACCEPT * len(accepts)
+    largest = accepts[0].body
+    for accept in accepts:
+        body = accept.body
+        size += len(body.body)
+        if len(body.body) > len(largest.body):
+            largest = body
+        ops += (accept.subject is not None) - (not accept.wake)
     limits = book.store.limits
-    ops = 1 + sum(
-        OPS_AN_ACCEPT - (not accept.wake) + (accept.subject is not None) for accept in accepts
-    )
     if ops > limits.ops_max:
         raise too_large("operations", ops, limits.ops_max, count)
     payload = size + count * ROWS_BYTES_MAX
     if payload > limits.payload_bytes_max:
         raise too_large("bytes", payload, limits.payload_bytes_max, count)
-    for accept in accepts:
-        book.check_size(accept.body)
+    book.check_size(largest)
     book.check_room(count, size)
 
 
-def _as_one(book: SlotBook, requests: list[Request], chain: Chain) -> Request:
-    """Several requests of one slot as one: they name no key twice but the last row's."""
-    puts: dict[tuple[str, Any], Put] = {}
-    deletes: dict[tuple[str, Any], Delete] = {}
-    for request in requests:
-        puts.update(((put.table, put.key), put) for put in request.puts)
-        deletes.update(((gone.table, gone.key), gone) for gone in request.deletes)
-    owner = book.owner
-    guards = [guard for request in requests for guard in request.guards if guard is not owner]
-    return Request(
-        guards=(owner, *guards),
-        puts=tuple(puts.values()),
-        deletes=tuple(deletes.values()),
-        appends=(),
-        chain=chain,
-    )
+def _take_in(
+    book: SlotBook, fresh: list[_Fresh], receipts: dict[str, Receipt | None], chain: Chain
+) -> LongRequest:
+    """Take messages that fit: their numbers and receipts now, their rows later."""
+    book.attach(fresh[0][0].agent)
+    lands = book.lands_at_once  # Of each: what lands leaves the inbox empty, what waits fills it.
+    taken: list[_Taken | Request] = []
+    for accept, row, wake in fresh:
+        id_ = accept.message
+        if accept.subject is None:
+            entry, seq = book.take_in(row, wake, lands=lands)
+            receipts[id_] = Receipt(id_, entry, "accepted" if seq is None else "stored")
+            taken.append((accept, row, entry, seq, wake))
+        else:
+            request, receipts[id_] = plan_accept(book, accept, chain)
+            taken.append(request)
+    return LongRequest(chain, book.store.limits, (book.owner,), lambda: _rows(book, taken))
+
+
+def _rows(book: SlotBook, taken: list[_Taken | Request]) -> Iterator[Op]:
+    """What a batch is stored as. Its messages may name one row after the other: the last stands."""
+    slot = book.slot
+    for each in taken:
+        if isinstance(each, Request):
+            yield from (guard for guard in each.guards if guard is not book.owner)
+            yield from each.puts
+            yield from each.deletes
+        else:
+            yield Guard("ids", (slot, each[0].message), 0)
+            yield from accepted_rows(slot, *each)

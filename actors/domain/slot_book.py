@@ -24,6 +24,8 @@ Invariants:
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
@@ -40,7 +42,6 @@ from abeyance.storage.tables.slots import (
     Head,
     Inboxed,
     Lease,
-    MessageId,
     Turn,
     Wake,
 )
@@ -49,6 +50,8 @@ from .errors import InboxFullError
 from .ingress import identity
 from .mode import read_mode
 from .slot_edit_book import EditBook
+from .slot_forms import Moved, accepted_rows, inboxed, moving_rows, wake_of
+from .slot_long import LONG_ROWS, LongRequest, Op, Planned
 from .slot_messages import Accept, Rewake
 from .slot_ranges import SlotRanges
 from .slot_reading import EVERY_PLACE, Reading, joined, read_forked, reading
@@ -60,6 +63,10 @@ OPS_RESERVE: Final = 16
 """Operations of a request kept free for what is not a moved message."""
 OPS_A_MESSAGE: Final = 4
 """Moving one message: out of the inbox, into the slot, its id row, its wake."""
+OPS_A_MOVE: Final = 3
+"""The same without its wake."""
+STEP_ROWS: Final = 128
+"""Rows of a slot that are read before the loop gets a turn: about half a millisecond."""
 PAYLOAD_RESERVE: Final = 256 * 1024
 """Bytes of a request kept free for what is not the content of a message."""
 
@@ -89,9 +96,16 @@ class Draft:
     puts: dict[tuple[str, Any], Put] = field(default_factory=dict)
     deletes: list[Delete] = field(default_factory=list)
     appends: list[Append] = field(default_factory=list)
+    moved: list[Moved] = field(default_factory=list)
+    """Messages that are many: their rows are made later."""
     writes_lease: bool = False
     guards: tuple[Guard, ...] = ()
     """Beside those of the slot itself."""
+
+    @property
+    def ops(self) -> int:
+        """What it puts and deletes."""
+        return len(self.puts) + len(self.deletes) + OPS_A_MOVE * len(self.moved)
 
     def put(self, table: str, key: Any, record: Record) -> None:
         self.put_value(table, key, encode(record))
@@ -107,18 +121,20 @@ class Draft:
 
 
 class SlotBook:
-    """The mirror of one slot. See the module's invariants."""
+    """The mirror of one slot. See the module's invariants.
 
-    def __init__(self, store: Store, slot: str, owner_counter: int) -> None:
+    Args:
+        read: Read the store at once; else `read` is to be stepped through before anything is asked.
+    """
+
+    def __init__(self, store: Store, slot: str, owner_counter: int, *, read: bool = True) -> None:
         self.store = store
         self.slot = slot
         self.owner = Guard("owners", ("slot", slot), owner_counter)
         self._content_bytes_max = store.limits.payload_bytes_max - PAYLOAD_RESERVE
         self._lease = Counted.read(store, "leases", (slot,), _FREE)
-        self.inbox: dict[int, Inboxed] = {
-            int(key[-1]): record for key, record in read_rows(store, "inbox", (slot,))
-        }
-        self.inbox_bytes = sum(row.body_bytes for row in self.inbox.values())
+        self.inbox: dict[int, Inboxed] = {}
+        self.inbox_bytes = 0
         self.wakes: dict[str, dict[int, Wake]] = {}
         self.answered: list[tuple[str, int]] = []
         self.heads: dict[str, Counted] = {}
@@ -136,9 +152,20 @@ class SlotBook:
         self.subjects: dict[Subject, int] = {}
         self.gone: dict[str, tuple[int, Literal["replaced", "retracted"]]] = {}
         """Messages that what is on its way takes out."""
+        if read:
+            for _ in self.read():
+                pass
+
+    def read(self) -> Iterator[None]:
+        """Read the slot, a part a step. Nobody writes it meanwhile: its actor does nothing else."""
+        for place, (key, row) in enumerate(read_rows(self.store, "inbox", (self.slot,)), 1):
+            self.inbox[int(key[-1])] = row
+            self.inbox_bytes += row.body_bytes
+            if place % STEP_ROWS == 0:
+                yield
         self._settle_numbers()
-        self._settle_ranges()
-        self._settle_unread()
+        yield from self._settle_ranges()
+        yield from self._settle_unread()
 
     def _settle_numbers(self) -> None:
         """The next numbers are the larger of the lease's and the last rows' (I3)."""
@@ -152,7 +179,7 @@ class SlotBook:
             entry_next = max(entry_next, int(key[-1]) + 1)
         self._entry_next, self._seq_next = entry_next, seq_next
 
-    def _settle_ranges(self) -> None:
+    def _settle_ranges(self) -> Iterator[None]:
         """What the last request carried, and the sendable rows behind it (I4)."""
         cuts, after = self.lease.cuts, 0
         for _, carried in read_rows(self.store, "carried", (self.slot,), reverse=True, limit=1):
@@ -170,13 +197,15 @@ class SlotBook:
                     self.next_rows.carries(seq, seq)
                 else:
                     self.next_rows.skips(seq)
+                if seq % STEP_ROWS == 0:
+                    yield
         for edit in self.edits.kept.values():
             if edit.removes and not self.is_cut(edit.seq):
                 # What was taken out is in no request that follows; what came back is in each.
                 settle = self.next_rows.drop if edit.undone_ms is None else self.next_rows.restore
                 settle(edit.seq)
 
-    def _settle_unread(self) -> None:
+    def _settle_unread(self) -> Iterator[None]:
         """The rows that hosts sent and no request carried that was sent (I6)."""
         slot, after = self.slot, self.forked
         for first, last in (*self.lease.read, (EVERY_PLACE, EVERY_PLACE)):
@@ -193,6 +222,8 @@ class SlotBook:
                     if row.turn is None and row.origin is None:
                         self.remember(row.entry, row)
                         self.unread[row.entry] = (seq, row)
+                    if seq % STEP_ROWS == 0:
+                        yield
             after = max(after, last)
         for entry, waiting in self.inbox.items():
             self.remember(entry, waiting)
@@ -222,6 +253,11 @@ class SlotBook:
     @property
     def is_leased(self) -> bool:
         return self.lease.turn is not None
+
+    @property
+    def lands_at_once(self) -> bool:
+        """Whether a message that is accepted now is in the slot with its acceptance (I2, I7)."""
+        return self._lease.record.turn is None and not self.inbox and not self.is_deferring
 
     def is_cut(self, seq: int) -> bool:
         """Whether a rewind took this place out of the transcript."""
@@ -277,59 +313,41 @@ class SlotBook:
         Raises:
             InboxFullError, RequestTooLargeError: No room for it; nothing is planned.
         """
-        into_slot = self._lease.record.turn is None and not self.inbox and not self.is_deferring
+        into_slot = self.lands_at_once
         if not into_slot:
             self.check_room(1, len(accept.body.body))
         self.check_size(accept.body)
-        agent, message = accept.agent, accept.message
-        if accept.wake and agent not in self.wakes:
-            self.attach(agent)
-        slot, entry = self.slot, self._entry_next
-        place, name = (slot, entry), (slot, message)
-        row = inboxed(accept)
-        if into_slot:
-            landed = Put("slots", (slot, self._seq_next), encode(self.placed(entry, row)))
-        else:
-            landed = Put("inbox", place, encode(row))
-        known = MessageId(
-            entry=entry,
-            state="slot" if into_slot else "inbox",
-            seq=self._seq_next if into_slot else None,
-            body_crc=accept.body_crc,
-        )
-        # Rows of one key side by side: the store encodes a key once where it follows itself.
-        puts: tuple[Put, ...] = (
-            Put("ids", name, encode(known)),
-            Put("bodies", place, accept.body),
-            landed,
-        )
-        wake = None
-        if accept.wake:
-            wake = Wake(
-                reason="message",
-                author=accept.author,
-                message=message,
-                channel=accept.channel,
-                at_ms=accept.at_ms,
-            )
-            puts += (Put("wakes", place if agent == slot else (agent, entry), encode(wake)),)
+        if accept.wake and accept.agent not in self.wakes:
+            self.attach(accept.agent)
+        entry, seq = self._entry_next, self._seq_next if into_slot else None
+        row, wake = inboxed(accept), wake_of(accept)
+        puts = accepted_rows(self.slot, accept, row, entry, seq, wake)
         # Everything is encoded; from here on nothing refuses.
-        self.take_entry()
-        if not into_slot:
+        self.take_in(row, wake, lands=into_slot)
+        guards = (self.owner, Guard("ids", (self.slot, accept.message), 0))
+        return Request(guards, puts, (), (), chain), entry, into_slot
+
+    def take_in(self, row: Inboxed, wake: Wake | None, *, lands: bool) -> tuple[int, int | None]:
+        """Take a message that there is room for: its number, and its place if it lands in the slot
+        at once. Its rows are the caller's to write, and its agent's wakes are mirrored."""
+        entry = self._entry_next
+        self._entry_next = entry + 1
+        seq = None
+        if not lands:
             self.inbox[entry] = row
             self.inbox_bytes += row.body_bytes
         else:
-            seq = self._take_seq()
+            seq = self._seq_next
+            self._seq_next = seq + 1
             self.next_rows.carries(seq, seq)
             self.unread[entry] = (seq, row)
-        if accept.subject is not None:
+        if row.subject is not None:
             self.remember(entry, row)
         if wake is not None:
-            self.wakes[agent][entry] = wake
-        guards = (self.owner, Guard("ids", name, 0))
-        return Request(guards, puts, (), (), chain), entry, into_slot
+            self.wakes[row.agent][entry] = wake
+        return entry, seq
 
-    def rewake(self, rewake: Rewake, chain: Chain) -> Request:
+    def rewake(self, rewake: Rewake, chain: Chain) -> Planned:
         """Plan a wake for a message that is in the slot already, or for none."""
         self.attach(rewake.agent)
         draft, entry = Draft(), self.take_entry()
@@ -406,18 +424,18 @@ class SlotBook:
 
     # -- moving ------------------------------------------------------------------------------
 
-    def drain_idle(self, chain: Chain) -> list[Request]:
+    def drain_idle(self, chain: Chain) -> list[Planned]:
         """Plan what lands everything in an idle slot. Empty where nothing waits or a turn lives."""
         return [] if self.is_leased else self.drain_all(chain)
 
-    def drain_all(self, chain: Chain) -> list[Request]:
+    def drain_all(self, chain: Chain) -> list[Planned]:
         """Plan what lands the whole inbox, in as many requests as it takes, each a valid prefix."""
-        requests: list[Request] = []
+        requests: list[Planned] = []
         while self.inbox and not self.is_deferring:
             requests.append(self._drain_once(chain))
         return requests
 
-    def forget_answered(self, chain: Chain) -> list[Request]:
+    def forget_answered(self, chain: Chain) -> list[Planned]:
         """Plan what deletes the rows of wakes that an open turn answers already (I5)."""
         answered, self.answered = self.answered, []
         room = self.store.limits.ops_max - OPS_RESERVE
@@ -430,14 +448,14 @@ class SlotBook:
             for at in range(0, len(answered), room)
         ]
 
-    def drain_until_rest_fits(self, chain: Chain) -> list[Request]:
+    def drain_until_rest_fits(self, chain: Chain) -> list[Planned]:
         """Plan drains until what is left fits one request that does something else besides."""
         requests = []
         while len(self.inbox) > len(self.prefix()):
             requests.append(self._drain_once(chain))
         return requests
 
-    def _drain_once(self, chain: Chain) -> Request:
+    def _drain_once(self, chain: Chain) -> Planned:
         draft = Draft()
         self.move(draft, self.prefix())
         self.write_lease(draft)
@@ -451,32 +469,33 @@ class SlotBook:
         room = max(1, (self.store.limits.ops_max - OPS_RESERVE - reserve) // OPS_A_MESSAGE)
         taken: list[int] = []
         # In entry order (I1): rows are read in it, and each acceptance adds the largest.
+        agent = self.lease.agent
         for entry, row in self.inbox.items():
-            if len(taken) >= room or (injectable and not self._may_join(row)):
+            if len(taken) >= room or (injectable and not may_join(row, agent)):
                 break
             taken.append(entry)
         return taken
 
-    def _may_join(self, row: Inboxed) -> bool:
-        """Whether a message may join the live turn: not in words of the turn's own agent, also
-        where it is for another that shares the slot."""
-        agent = self.lease.agent
-        if row.agent == agent or agent is None or not row.injectable:
-            return row.injectable
-        return identity(row.author) != identity(agent)
-
     def move(self, draft: Draft, entries: list[int]) -> None:
         """Move messages from the inbox to the slot's end, in order."""
-        for entry in entries:
-            row = self.inbox.pop(entry)
-            self.inbox_bytes -= row.body_bytes
-            seq = self._take_seq()
-            self.next_rows.carries(seq, seq)
-            self.unread[entry] = (seq, row)
-            draft.deletes.append(Delete("inbox", (self.slot, entry)))
-            draft.put("slots", (self.slot, seq), self.placed(entry, row))
-            identity = MessageId(entry=entry, state="slot", seq=seq, body_crc=row.body_crc)
-            draft.put("ids", (self.slot, row.message), identity)
+        if not entries:
+            return
+        inbox, unread, first, size = self.inbox, self.unread, self._seq_next, 0
+        moved = [Moved(entry, seq, inbox.pop(entry)) for seq, entry in enumerate(entries, first)]
+        for entry, seq, row in moved:
+            unread[entry] = (seq, row)
+            size += row.body_bytes
+        self.inbox_bytes -= size
+        self._seq_next = first + len(moved)
+        self.next_rows.carries(first, self._seq_next - 1)
+        if len(moved) > LONG_ROWS:
+            draft.moved += moved
+            return
+        for op in moving_rows(self.slot, moved):
+            if isinstance(op, Put):
+                draft.put_value(op.table, op.key, op.value)
+            else:
+                draft.deletes.append(op)
 
     def place(
         self,
@@ -533,19 +552,6 @@ class SlotBook:
         if self.subjects.get(subject) == entry:
             del self.subjects[subject]
 
-    def placed(self, entry: int, row: Inboxed) -> Entry:
-        """A row of the inbox as the slot has it."""
-        return Entry(
-            entry=entry,
-            message=row.message,
-            author=row.author,
-            agent=None if row.agent == self.slot else row.agent,
-            role="assistant" if row.own else "user",
-            channel=row.channel,
-            subject=row.subject,
-            at_ms=row.accepted_ms,
-        )
-
     # -- parts of a request ------------------------------------------------------------------
 
     def take_entry(self) -> int:
@@ -566,7 +572,7 @@ class SlotBook:
         self._lease.record = replace(self.lease, **changes)
         draft.writes_lease = True
 
-    def request(self, draft: Draft, chain: Chain) -> Request:
+    def request(self, draft: Draft, chain: Chain) -> Planned:
         """Finish a draft: every request guards the owner; one that writes the lease guards it."""
         guards: tuple[Guard, ...] = (self.owner,)
         if draft.writes_lease:
@@ -574,6 +580,9 @@ class SlotBook:
             guards = (self.owner, Guard("leases", key, self._lease.counter))
             lease = replace(self.lease, entry_next=self._entry_next, seq_next=self._seq_next)
             draft.put_counted("leases", key, self._lease, lease)
+        if draft.moved:
+            rows, limits = functools.partial(_rows_of, self.slot, draft), self.store.limits
+            return LongRequest(chain, limits, guards, rows, tuple(draft.appends))
         return Request(
             guards=(*guards, *draft.guards) if draft.guards else guards,
             puts=tuple(draft.puts.values()),
@@ -583,19 +592,15 @@ class SlotBook:
         )
 
 
-def inboxed(accept: Accept) -> Inboxed:
-    """An accepted message as the inbox has it."""
-    return Inboxed(
-        message=accept.message,
-        author=accept.author,
-        agent=accept.agent,
-        channel=accept.channel,
-        subject=accept.subject,
-        wake=accept.wake,
-        injectable=accept.joins and not accept.own,
-        joins=accept.joins,
-        own=accept.own,
-        body_crc=accept.body_crc,
-        body_bytes=len(accept.body.body),
-        accepted_ms=accept.at_ms,
-    )
+def may_join(row: Inboxed, agent: str | None) -> bool:
+    """Whether a message may join an agent's live turn: not in words of the turn's own agent, also
+    where it is for another that shares the slot."""
+    if row.agent == agent or agent is None or not row.injectable:
+        return row.injectable
+    return identity(row.author) != identity(agent)
+
+
+def _rows_of(slot: str, draft: Draft) -> Iterator[Op]:
+    yield from draft.puts.values()
+    yield from draft.deletes
+    yield from moving_rows(slot, draft.moved)

@@ -27,6 +27,7 @@ from .context_rows import kept_places
 from .ingress import clean_text
 from .slot_again import again_message, again_wake
 from .slot_book import OPS_RESERVE, Draft, SlotBook
+from .slot_long import Planned, whole
 from .slot_messages import Dispose, Disposed, EndPair, EndTurn
 from .slot_pairs import plan_pair_end
 from .slot_rows import read_body, read_content, read_rows
@@ -63,7 +64,7 @@ def plan_dispose(book: SlotBook, dispose: Dispose, chain: Chain, *, goes_on: boo
 
 def _plan_dispose(book: SlotBook, dispose: Dispose, chain: Chain) -> Plan:
     agent = dispose.agent
-    requests: list[Request] = []
+    requests: list[Planned] = []
     number = book.open_number(agent)
     is_cut_off = book.is_leased and book.lease.agent == agent
     lands = dispose.land or is_cut_off
@@ -209,7 +210,7 @@ def _finished(
     appends: list[Append],
     chain: Chain,
 ) -> Request:
-    request = book.request(draft, chain)
+    request = whole(book.request(draft, chain))
     return replace(request, guards=(*request.guards, *guards), appends=tuple(appends))
 
 

@@ -37,6 +37,7 @@ from abeyance.storage.tables.waits import LogLine
 from .errors import EditRefusedError, InvalidMessageError, UnknownMessageError
 from .ingress import is_blank
 from .slot_book import Draft, SlotBook
+from .slot_long import whole
 from .slot_messages import EditReceipt, EditSlot, UndoEdit
 from .slot_reading import covers, scan_forks
 from .slot_rows import read_content, read_standing, speaks
@@ -189,7 +190,7 @@ def plan_forget(book: SlotBook, chain: Chain, now_ms: int) -> list[Request]:
                 draft.deletes.append(Delete("bodies", (book.slot, words)))
             del book.edits.kept[number]
             book.write_lease(draft)
-            return [book.request(draft, chain)]
+            return [whole(book.request(draft, chain))]
     return []
 
 

@@ -10,6 +10,8 @@ Runs in: the loop thread; one slot actor's.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from abeyance.storage.store import Store
 from abeyance.storage.tables.slots import MessageId
 
@@ -28,6 +30,25 @@ class Ids:
         self._slot = slot
         self.acts: dict[str, Act] = {}
         """By id; a batch is there once for each of its ids."""
+        self._places: dict[str, int] = {}
+        """Of the ids that came in a batch, their places in it."""
+
+    def take(self, act: Act, fresh: Iterable[Accept]) -> None:
+        """Note what is planned of a batch."""
+        acts = self.acts
+        for accept in fresh:
+            if accept.known:
+                acts[accept.message] = act
+        for place, accept in enumerate(act.message.accepts):
+            if accept.known:
+                self._places[accept.message] = place
+
+    def settle(self, many: AcceptMany) -> None:
+        """Forget a batch that is in."""
+        for accept in many.accepts:
+            if accept.known:
+                self.acts.pop(accept.message, None)
+                self._places.pop(accept.message, None)
 
     def stored(self, accept: Accept, book: SlotBook) -> Receipt | None:
         """The receipt of a message that is stored under this id.
@@ -48,11 +69,7 @@ class Ids:
             return None
         message, answer = act.message, act.answer
         if isinstance(message, AcceptMany):
-            place = next(
-                place
-                for place, earlier in enumerate(message.accepts)
-                if earlier.message == accept.message
-            )
+            place = self._places[accept.message]
             message, answer = message.accepts[place], answer[place]
         check_same(accept, message.body_crc)
         receipt: Receipt = answer

@@ -8,7 +8,7 @@ import msgspec
 
 from abeyance.storage.store import Value
 from abeyance.storage.tables.blocks import Block, ToolResultBlock, ToolUseBlock
-from abeyance.storage.tables.slots import Entry, Held
+from abeyance.storage.tables.slots import Entry, Held, Inboxed, Wake
 
 if TYPE_CHECKING:
     from .usage_book import AccountUsage
@@ -46,6 +46,11 @@ class AcceptMany(msgspec.Struct, frozen=True, gc=False):
     """
 
     accepts: tuple[Accept, ...]
+    forms: tuple[tuple[Inboxed, Wake | None], ...] | None = None
+    """Each as the inbox has it, and its wake; None: not made yet."""
+    looked: bool = False
+    """None of its ids was found in the store before it was asked for, so none is looked up again:
+    what came meanwhile its guards tell, and then all are."""
 
     @property
     def act_id(self) -> str | None:
@@ -164,10 +169,17 @@ class RecordRound(NamedTuple):
     """Where a reading is that came with the reply, and goes into its commit."""
 
 
+class Places(NamedTuple):
+    """Places of a slot, both inclusive; while the turn holds the lease nobody else changes them."""
+
+    first: int
+    last: int
+
+
 class CloseGap(NamedTuple):
     """Ask: the boundary. Results, then the injectable prefix of the inbox, in one commit.
 
-    Answers the rows that joined the slot, as `tuple[PlacedRow, ...]`.
+    Answers the `Places` of what it put into the slot, results first.
     """
 
     agent: str

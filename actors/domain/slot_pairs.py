@@ -25,6 +25,7 @@ from abeyance.storage.tables.waits import LogLine
 from .errors import LeaseLostError
 from .mode import Quiesced, read_mode
 from .slot_book import Counted, Draft, SlotBook
+from .slot_long import guarded
 from .slot_messages import EndPair, PairStart, StartPair
 from .slot_rows import read_last
 from .slot_turns import UNKNOWN, Plan, free, place_results
@@ -74,8 +75,7 @@ def plan_pair(book: SlotBook, start: StartPair, chain: Chain, begun: Begun) -> P
     text = f"{start.call.name} by {start.by}"
     line = LogLine(event="tool_run", agent=agent, turn=number, text=text, at_ms=start.at_ms)
     draft.appends.append(Append("log", encode(line)))
-    request = book.request(draft, chain)
-    requests.append(replace(request, guards=(*request.guards, mode.guard)))
+    requests.append(guarded(book.request(draft, chain), mode.guard))
     granted = PairStart(agent, number, book.lease.token, start.call, 1)
     return Plan(requests, len(requests), granted)
 

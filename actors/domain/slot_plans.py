@@ -83,8 +83,8 @@ def plan(book: SlotBook, kept: SlotKept, message: Any, chain: Chain) -> Plan:
             return Plan([book.rewake(message, chain)], 1)
         case DeferWrites(on):
             book.is_deferring, waited = on, len(book.inbox)
-            requests = book.drain_idle(chain)
-            return Plan(requests, len(requests), waited - len(book.inbox))
+            landing = book.drain_idle(chain)
+            return Plan(landing, len(landing), waited - len(book.inbox))
         case Dispose():
             others = kept.agents.keys() - kept.ended - {message.agent}
             planned = plan_dispose(book, message, chain, goes_on=bool(others))

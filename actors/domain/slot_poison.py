@@ -31,6 +31,7 @@ from .archive_book import pack_message
 from .ingress import clean_text
 from .slot_again import again_message
 from .slot_book import Draft, SlotBook
+from .slot_long import whole
 from .slot_rows import read_body
 
 _logger = Log(__name__)
@@ -142,7 +143,7 @@ def plan_give_up(
     )
     draft.appends.append(Append("dead_letters", encode(letter)))
     book.write_lease(draft)
-    return book.request(draft, chain)
+    return whole(book.request(draft, chain))
 
 
 def named(row: Inboxed) -> str:

@@ -13,13 +13,14 @@ from .slot_messages import (
     EndPair,
     EndTurn,
     HoldTurn,
+    Places,
     RecordRound,
     RewindReceipt,
     RewindSlot,
 )
 from .slot_pairs import pair_is_done
 from .slot_rewind import find_act
-from .slot_rows import read_boundary
+from .slot_rows import find_results
 from .slot_turns import has_done
 
 
@@ -47,5 +48,5 @@ def _answer(book: SlotBook, message: RecordRound | CloseGap | HoldTurn | EndTurn
         return find_act(book, message.rewind.act) or RewindReceipt(None, None)
     if not isinstance(message, CloseGap):
         return None
-    boundary = (book.slot, message.agent, message.turn, message.round)
-    return tuple(read_boundary(book.store, *boundary))
+    first = find_results(book.store, book.slot, message.agent, message.turn, message.round)
+    return Places(first, book.seq_next - 1)

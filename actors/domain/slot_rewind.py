@@ -29,6 +29,7 @@ from abeyance.storage.tables.waits import LogLine
 
 from .errors import InvalidInputError, RewindRefusedError, UnknownMessageError
 from .slot_book import OPS_RESERVE, Draft, SlotBook
+from .slot_long import whole
 from .slot_messages import CheckRewind, RewindReceipt, RewindSlot, UndoRewind
 from .slot_reading import scan_forks
 from .slot_rows import read_content, read_cuts, read_standing, speaks
@@ -103,7 +104,7 @@ def plan_rewind(book: SlotBook, rewind: RewindSlot, chain: Chain) -> tuple[list[
     is_answerable = check_rewind(book, rewind)
     draft = Draft()
     receipt = mark(book, draft, rewind, is_answerable=is_answerable)
-    return ([] if receipt.first is None else [book.request(draft, chain)]), receipt
+    return ([] if receipt.first is None else [whole(book.request(draft, chain))]), receipt
 
 
 def mark(book: SlotBook, draft: Draft, rewind: RewindSlot, *, is_answerable: bool) -> RewindReceipt:
@@ -158,7 +159,7 @@ def plan_undo(
             book.next_rows.carries(first, last)
         book.write_lease(draft, cuts=book.lease.cuts[:-1])
         draft.appends.append(_line("rewind_undone", book.slot, cut, undo))
-        return [book.request(draft, chain)], RewindReceipt(cut.first, cut.last)
+        return [whole(book.request(draft, chain))], RewindReceipt(cut.first, cut.last)
     raise RewindRefusedError(
         f"the rewind of the slot {book.slot!r} cannot be undone: {why}; nothing was done; what was "
         "rewound can be read until it is pruned",
@@ -209,7 +210,7 @@ def _prune(book: SlotBook, place: int, cut: Cut, chain: Chain) -> Request:
     cuts = list(book.lease.cuts)
     cuts[place] = replace(cut, pruned=reached)
     book.write_lease(draft, cuts=tuple(cuts))
-    return book.request(draft, chain)
+    return whole(book.request(draft, chain))
 
 
 def _forget(draft: Draft, store: Store, slot: str, entry: Any) -> None:

@@ -93,12 +93,16 @@ def read_standing(
         yield seq, row.record
 
 
-def read_boundary(store: Store, slot: str, agent: str, turn: int, round_: int) -> list[PlacedRow]:
-    """What a boundary placed last: the round's results and what was injected behind them."""
+def find_results(store: Store, slot: str, agent: str, turn: int, round_: int) -> int:
+    """The place of a round's results. It was committed, and is nearly the last.
+
+    Raises:
+        LookupError: There is none.
+    """
     for key, entry in read_rows(store, "slots", (slot,), reverse=True):
         if (entry.author, entry.turn, entry.round, entry.role) == (agent, turn, round_, "results"):
-            return read_placed(store, slot, int(key[-1]))
-    return []
+            return int(key[-1])
+    raise LookupError(f"slot {slot!r} has no results of round {round_} of turn {turn}")
 
 
 def speaks(agent: str | None, entry: Entry) -> bool:

@@ -23,7 +23,8 @@ from abeyance.storage.tables.slots import Entry, Inboxed, MessageId, Wake
 
 from .errors import MessageReadError, UnknownMessageError
 from .slot_arrivals import remaining
-from .slot_book import Draft, SlotBook, inboxed
+from .slot_book import Draft, SlotBook
+from .slot_forms import inboxed, placed
 from .slot_messages import Accept, Receipt, Retract, TurnWithdrawn
 from .slot_turns import Plan
 
@@ -82,7 +83,7 @@ def _replace(book: SlotBook, accept: Accept, entry: int, chain: Chain) -> tuple[
     landed = (
         Put("inbox", place, encode(row))
         if seq is None
-        else Put("slots", (slot, seq), encode(book.placed(entry, row)))
+        else Put("slots", (slot, seq), encode(placed(slot, entry, row)))
     )
     puts: tuple[Put, ...] = (
         Put("ids", (slot, accept.message), encode(known)),

@@ -14,12 +14,13 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
 
-from abeyance.storage.store import Chain, Delete, Request, Value
+from abeyance.storage.store import Chain, Delete, Value
 from abeyance.storage.tables.blocks import TextBlock, ToolResultBlock, ToolUseBlock
 from abeyance.storage.tables.fields import NAME_BYTES_MAX
 from abeyance.storage.tables.slots import Carried, Turn, Wake
@@ -30,11 +31,13 @@ from .mode import Quiesced, read_mode
 from .slot_arrivals import arrived, reply_channel
 from .slot_book import OPS_RESERVE, Counted, Draft, SlotBook
 from .slot_context import fresh_view, in_view
+from .slot_long import Planned, guarded
 from .slot_messages import (
     CloseGap,
     EndTurn,
     HoldTurn,
     NothingToDo,
+    Places,
     RecordRound,
     StartTurn,
     TurnStart,
@@ -48,7 +51,7 @@ UNKNOWN: Final = "The outcome of this call is unknown: the turn ended before it 
 class Plan(msgspec.Struct, frozen=True):
     """What an act comes to: requests in order, and the answer."""
 
-    requests: list[Request]
+    requests: Sequence[Planned]
     decides: int
     """So many of them must be in for the answer to be true; the rest only tidies up behind it, and
     is planned again from the store if it is not stored."""
@@ -80,13 +83,12 @@ def plan_start(book: SlotBook, start: StartTurn, chain: Chain) -> Plan:
     _carry(book, draft, turn.round + 1, turn.context)
     # The turn's row answers these wakes from this commit on. The rows that do not fit beside it go
     # in requests behind it.
-    room = max(0, book.store.limits.ops_max - OPS_RESERVE - len(draft.puts) - len(draft.deletes))
+    room = max(0, book.store.limits.ops_max - OPS_RESERVE - draft.ops)
     draft.deletes += [Delete("wakes", (agent, entry)) for entry in answers[:room]]
     book.answered += [(agent, entry) for entry in answers[room:]]
     wakes.clear()
     # Of a start and a quiesce that race, in whichever processes, one is first.
-    request = book.request(draft, chain)
-    requests.append(replace(request, guards=(*request.guards, mode.guard)))
+    requests.append(guarded(book.request(draft, chain), mode.guard))
     decides = len(requests)
     granted = _granted(book, agent, turn, unreadable)
     return Plan([*requests, *book.forget_answered(chain)], decides, granted)
@@ -216,7 +218,7 @@ def _join_usage(draft: Draft, round_: RecordRound) -> None:
 def plan_boundary(book: SlotBook, close: CloseGap, chain: Chain, *, inject: bool) -> Plan:
     """Plan the boundary: results, then the injectable prefix that fits, in one request.
 
-    The answer is the first and last place of what it puts into the slot.
+    The answer is where it puts them.
     """
     turn = _held_by(book, close)
     if book.lease.gap != close.round:
@@ -240,7 +242,7 @@ def plan_boundary(book: SlotBook, close: CloseGap, chain: Chain, *, inject: bool
     draft.put_counted("turns", (close.agent, close.turn), turn, record)
     book.write_lease(draft, gap=None)
     _carry(book, draft, close.round + 1, record.context)
-    return Plan([book.request(draft, chain)], 1, (first, book.seq_next - 1))
+    return Plan([book.request(draft, chain)], 1, Places(first, book.seq_next - 1))
 
 
 def plan_hold(book: SlotBook, hold: HoldTurn, chain: Chain) -> Plan:

@@ -11,9 +11,9 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import trio
 
@@ -40,6 +40,8 @@ from .slot_messages import (
     CloseGap,
     EndTurn,
     HoldTurn,
+    PlacedRow,
+    Places,
     RecordRound,
     RewindReceipt,
     RewindSlot,
@@ -120,6 +122,7 @@ class TurnHeld(NamedTuple):
 
 
 TurnOutcome = TurnEnded | TurnHeld
+Render: TypeAlias = Callable[[Sequence[PlacedRow]], Iterable[ProviderMessage]]
 
 
 class _Unfit(Exception):
@@ -192,10 +195,14 @@ class TurnTask:
         holds the lease."""
         view = self._view()
         self._messages += view.opening()
-        first = view.first
+        await self._read(view.first, None, view.render)
+
+    async def _read(self, first: int, last: int | None, render: Render) -> None:
+        """Have the request go on with the slot's rows from a place on, a slice a step."""
+        store, slot = self._seams.store, self._seams.slot_name
         while True:
-            rows = read_placed(self._seams.store, self._seams.slot_name, first, limit=ROWS_A_SLICE)
-            self._messages += view.render(rows)
+            rows = read_placed(store, slot, first, last, limit=ROWS_A_SLICE)
+            self._messages += render(rows)
             if len(rows) < ROWS_A_SLICE:
                 return
             first = rows[-1].seq + 1
@@ -265,7 +272,7 @@ class TurnTask:
         async with trio.open_nursery() as nursery:
             for position, call in enumerate(calls):
                 nursery.start_soon(one, position, call)
-        placed = await self._ask(
+        places: Places = await self._ask(
             CloseGap,
             round=self.round,
             message=new_message_id(self._now()),
@@ -273,7 +280,7 @@ class TurnTask:
             at_ms=self._now(),
             last=self.round >= self._settings.rounds_max,
         )
-        self._messages += render_all(placed, self._voices)
+        await self._read(places.first, places.last, lambda rows: render_all(rows, self._voices))
 
     def _key(self, position: int) -> CallKey:
         return self.start.agent, self.start.turn, self.round, position

@@ -7,11 +7,14 @@ from typing import Any
 
 from abeyance.actors.domain.ingress import body_crc, encode_body
 from abeyance.actors.domain.slot_book import SlotBook
+from abeyance.actors.domain.slot_long import whole
 from abeyance.actors.domain.slot_messages import (
     Accept,
     CloseGap,
     EndTurn,
     HoldTurn,
+    PlacedRow,
+    Places,
     Receipt,
     RecordRound,
     Retract,
@@ -103,6 +106,11 @@ def record(turn: TurnStart, round_: int, words: str, *calls: str, final: bool | 
         at_ms=AT,
         final=not calls if final is None else final,
     )
+
+
+def joined_by(store: Any, places: Places) -> list[PlacedRow]:
+    """The rows that a boundary put into the slot."""
+    return read_placed(store, SLOT, *places)
 
 
 def results(*calls: str) -> tuple[ToolResultBlock, ...]:
@@ -342,7 +350,7 @@ class BookDesk:
         return found
 
     def run(self, plan: Plan, **how: Any) -> Any:
-        self.commit(plan.requests, **how)
+        self.commit([whole(request) for request in plan.requests], **how)
         return plan.answer
 
     def start(self, agent: str = "ana", **how: Any) -> Any:

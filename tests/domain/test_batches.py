@@ -6,6 +6,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -171,18 +172,50 @@ async def test_a_batch_whose_commit_fails_leaves_nothing_and_what_is_behind_it_i
         check(store)
 
 
+@pytest.mark.parametrize("looked", [False, True], ids=["unseen", "looked for"])
+@pytest.mark.parametrize("full", [False, True], ids=["idle", "it fills the inbox"])
 @pytest.mark.parametrize("ticks", range(12))
-async def test_a_batch_is_accepted_once_when_its_slot_is_killed_under_it(ticks: int) -> None:
+async def test_a_batch_is_accepted_once_when_its_slot_is_killed_under_it(
+    monkeypatch: pytest.MonkeyPatch, ticks: int, full: bool, looked: bool
+) -> None:
+    monkeypatch.setattr(slot_book, "INBOX_ROWS_MAX", 3)
     store = new_store()
     async with open_room(store, "ana") as room:
         await room.slot.ask(accept("go"))
+        if full:
+            await room.slot.ask(start())
+        batch = msgspec.structs.replace(many("a", "b", "c"), looked=looked)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(kill_after, room.slot, ticks)
             with trio.fail_after(10):
-                receipts = await room.slot.ask(many("a", "b", "c"))
+                receipts = await room.slot.ask(batch)
         assert [each.seq for each in receipts] == sorted(each.seq for each in receipts)
-        assert shown(store) == ["user: go", "user: a", "user: b", "user: c"]
+        assert (waiting if full else shown)(store)[-3:] == (
+            ["a", "b", "c"] if full else ["user: a", "user: b", "user: c"]
+        )
+        assert len(shown(store)) + len(waiting(store)) == 4
         check(store)
+
+
+async def test_a_batch_that_replaces_messages_takes_the_words_that_edits_gave_them_out_once(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open():
+        ana = await world.add([])
+        await ana.send("tea", id="tea", subject="drink", wake=False)
+        await ana.edit("tea", "coffee", requester="eve")
+        before = len(world.rows("bodies"))
+        receipts = await ana.send_many(
+            [
+                Draft("juice", id="juice", subject="drink", wake=False),
+                Draft("water", id="water", subject="drink", wake=False),
+                Draft("bread", id="bread", wake=False),
+            ]
+        )
+        assert [each.replaces for each in receipts] == ["tea", "juice", None]
+        assert await transcript(ana) == ["user: water", "user: bread"]
+        # The words that the edit gave are gone with the message, and bread came.
+        assert len(world.rows("bodies")) == before
 
 
 async def test_a_batch_behind_a_refusal_is_planned_again_once_and_in_order(seed: int) -> None:

@@ -30,7 +30,7 @@ from abeyance.storage.tables.blocks import BLOCKS_MAX, TEXT_CHARS_MAX, Block, Te
 from abeyance.storage.tables.slots import Entry
 
 from .desk import rows
-from .slots import SLOT, accept, check, close, record, shown, start
+from .slots import SLOT, accept, check, close, joined_by, record, shown, start
 from .test_ingress import nearly, trees
 from .test_poison import PickyStore
 from .test_slot_actor import open_room
@@ -89,7 +89,7 @@ async def test_what_joins_a_turn_is_what_later_requests_carry_also_after_refusal
         await room.slot.ask(accept("behind"))
         store.refuse("ids", (SLOT, "long"), refusals)
         with trio.fail_after(5):
-            joined = await room.slot.ask(close(turn, 1, "call"))
+            joined = joined_by(store, await room.slot.ask(close(turn, 1, "call")))
         compiled = read_placed(store, SLOT, joined[0].seq)
         assert list(joined) == compiled
         assert [render(row) for row in joined] == [render(row) for row in compiled]

@@ -41,6 +41,7 @@ from .slots import (
     close,
     end,
     hold,
+    joined_by,
     record,
     shown,
     start,
@@ -178,7 +179,7 @@ async def test_at_a_boundary_exactly_what_was_stored_joins() -> None:
     async with in_a_turn("a", "b", "c") as (store, room, turn):
         await room.slot.ask(record(turn, 1, "look", "call"))
         store.refuse("ids", (SLOT, "b"))
-        joined = await room.slot.ask(close(turn, 1, "call"))
+        joined = joined_by(store, await room.slot.ask(close(turn, 1, "call")))
         assert [row.entry.message for row in joined][1:] == ["a", "c"]
         assert shown(store)[-2:] == ["user: a", "user: c"]
         carried = rows(store, "carried", (SLOT,))

@@ -50,6 +50,7 @@ from .slots import (
     close,
     end,
     hold,
+    joined_by,
     numbers,
     record,
     shown,
@@ -404,16 +405,16 @@ async def test_a_fault_in_planning_crashes_the_slot_and_the_next_life_plans_on_w
 ) -> None:
     store = new_store()
     faults = [1]
-    take_entry = slot_book.SlotBook.take_entry
+    take_in = slot_book.SlotBook.take_in
 
-    def faulty(book: Any) -> int:
-        number = take_entry(book)
-        if number == 3 and faults:
+    def faulty(book: Any, *args: Any, **how: Any) -> Any:
+        taken = take_in(book, *args, **how)
+        if taken[0] == 3 and faults:
             faults.pop()
             raise RuntimeError("a fault of ours, half way")
-        return number
+        return taken
 
-    monkeypatch.setattr(slot_book.SlotBook, "take_entry", faulty)
+    monkeypatch.setattr(slot_book.SlotBook, "take_in", faulty)
     async with open_room(store) as room:
         futures = [room.slot.ask(accept(str(number))) for number in range(6)]
         receipts = await outcomes_of(futures)
@@ -565,7 +566,7 @@ async def test_a_boundary_answers_the_rows_it_placed_with_their_content() -> Non
         await room.slot.ask(record(turn, 1, "Moving", "c1"))
         await room.slot.ask(accept("a"))
         await room.slot.ask(accept("own", own=True))
-        placed = await room.slot.ask(close(turn, 1, "c1"))
+        placed = joined_by(room.store, await room.slot.ask(close(turn, 1, "c1")))
         assert [(row.seq, row.entry.role) for row in placed] == [(3, "results"), (4, "user")]
         assert placed[1].blocks == text("a")
 
@@ -578,7 +579,8 @@ async def test_an_agent_whose_provider_carries_no_injections_gets_none() -> None
         turn = await room.slot.ask(start(injects=False))
         await room.slot.ask(record(turn, 1, "Moving", "c1"))
         await room.slot.ask(accept("a"))
-        assert len(await room.slot.ask(close(turn, 1, "c1"))) == 1
+        first, last = await room.slot.ask(close(turn, 1, "c1"))
+        assert first == last
         assert waiting(store) == ["a"]
 
 
@@ -704,7 +706,7 @@ class Program:
                 call = f"c{serial}.{round_}"
                 self.rounds.append(f"assistant: moving <{call}>")
                 await room.slot.ask(record(turn, round_, "moving", call))
-                placed = await room.slot.ask(close(turn, round_, call))
+                placed = joined_by(room.store, await room.slot.ask(close(turn, round_, call)))
                 assert placed[0].entry.role == "results"
                 self.placed += [row.entry.entry for row in placed]
             match self.draw.choice(["reply", "reply", "hold", "end", "stop"]):
@@ -865,8 +867,8 @@ async def test_a_boundary_is_not_done_twice_by_a_slot_that_died_before_it_answer
             await room.slot.ask(accept("a"))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(kill_after, room.slot, kill_at)
-                placed = await room.slot.ask(close(turn, 1, "c1"))
-            assert [row.seq for row in placed] == [3, 4]
+                places = await room.slot.ask(close(turn, 1, "c1"))
+            assert places == (3, 4)
             assert shown(store)[2:] == ["results: =c1", "user: a"]
             carried = rows(store, "carried").values()
             assert [numbers(row.rows) for row in carried] == [[1], [1, 2, 3, 4]]

@@ -403,7 +403,8 @@ class Life:
         message = close(self.turn, self.model.round, *(self.model.gap or ["c"]))
         placed = await self._refused_or(allowed, message)
         if allowed:
-            assert len(placed) == len(self.model.boundary())
+            first, last = placed
+            assert last - first + 1 == len(self.model.boundary())
 
     async def do_hold(self, number: int) -> None:
         if self.turn is None:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from abeyance.actors.domain.errors import LeaseLostError
+from abeyance.actors.domain.slot_long import whole
 from abeyance.actors.domain.slot_messages import NothingToDo, TurnStart
 from abeyance.actors.domain.slot_turns import (
     UNKNOWN,
@@ -146,7 +147,7 @@ def test_a_start_with_a_long_inbox_is_cut_into_requests_each_prefix_of_which_is_
     for length in range(len(plan.requests) + 1):
         half = desk._copy()
         for request in plan.requests[:length]:
-            half.commit(request)
+            half.commit(whole(request))
         check(half)
         decided = length >= plan.decides
         # A wake is answered whole or not at all, whatever of its rows is left.
@@ -172,7 +173,7 @@ def test_a_start_drains_a_long_inbox_in_valid_prefixes() -> None:
     desk.fill(MANY)
     # The turn is put down, and what lands its inbox is lost to a death.
     plan = plan_hold(desk.book, hold(turn), desk.chain)
-    desk.store.commit(plan.requests[0])
+    desk.store.commit(whole(plan.requests[0]))
     desk.reload()
     left = len(waiting(desk.store))
     assert left > 200
