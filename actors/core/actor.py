@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from .events import Event
     from .system import ActorSystem
+    from .terms import Terms
     from .wheel import Timer
 
 logger = Log("abeyance.core")
@@ -55,7 +56,8 @@ class TrioActor(pykka.Actor):
     """What the table of asks and debug mode know it as."""
 
     mailbox_capacity: ClassVar[int] = 10_000
-    """The bound of the user lane and the stash together."""
+    """The bound of the user lane and the stash together. Read when the class's first actor
+    starts, with all else that is said of the mailbox here."""
 
     overflow: ClassVar[str] = "reject"
     """What happens to a message beyond it: `reject`, `block`, `drop_oldest`, `drop_newest`, or
@@ -92,6 +94,7 @@ class TrioActor(pykka.Actor):
     """Whether an error in the handler of an ask ends the incarnation, as one of a tell does."""
 
     _cell: Cell
+    _terms: ClassVar[tuple[type[TrioActor], Terms] | None] = None
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
         actor = super().__new__(cls)
@@ -134,7 +137,7 @@ class TrioActor(pykka.Actor):
         Raises:
             RuntimeError: There is no such system, or more than one.
         """
-        return _find_system().start_registered(cls, args, kwargs)
+        return _find_system().start_as(cls, args, kwargs, None, True)
 
     @staticmethod
     def _create_actor_inbox() -> Any:

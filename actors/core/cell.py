@@ -33,7 +33,7 @@ from .asks import Stance
 from .envelope import ENDED, Ended, Envelope, Internal, StopPill
 from .events import ActorStopped
 from .future import Target, TrioFuture
-from .hand import accounted
+from .hand import NOTHING_OWED, accounted
 from .logs import Log
 from .mailbox import HALT, KILL, STOP_NOW, Mailbox
 from .ref import TrioActorRef
@@ -117,9 +117,9 @@ class Cell:
         actor_class: type[TrioActor],
         args: Any,
         kwargs: dict[str, Any],
-        *,
-        child_id: str | None = None,
+        # By place where an actor is started: by keyword it would be as dear as half the rest.
         name: str | None = None,
+        child_id: str | None = None,
         shutdown_s: float = 5.0,
     ) -> None:
         self.system = system
@@ -149,7 +149,7 @@ class Cell:
         self.killed_at: float | None = None  # When the incarnation was killed first.
         self.inflight: Envelope | None = None
         self.inflight_internal: Internal | None = None
-        self.owed: dict[Target, Envelope] = {}
+        self.owed = NOTHING_OWED
         self.watchers: dict[Cell, int] | None = None
         self.state = "new"
         self.held = False
@@ -194,7 +194,8 @@ class Cell:
         outer = BIRTHS.get(thread)  # Whose constructor starts this one.
         BIRTHS[thread] = self
         try:
-            actor = self.actor_class(*args, **(self._kwargs or {}))
+            kwargs = self._kwargs
+            actor = self.actor_class(*args) if kwargs is None else self.actor_class(*args, **kwargs)
         finally:
             if outer is None:
                 del BIRTHS[thread]

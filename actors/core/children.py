@@ -35,7 +35,6 @@ class ActorChild:
         self,
         cell: Cell,
         restart: str,
-        *,
         directives: Directives = (),
         significant: bool = False,
     ) -> None:

@@ -12,13 +12,16 @@ Runs on the loop thread.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from .envelope import SETTLED, STASHED
+from .envelope import SETTLED, STASHED, Envelope
 from .future import Target, Unasked
 
 if TYPE_CHECKING:
     from .cell import Cell
+
+NOTHING_OWED: Final[dict[Target, Envelope]] = {}
+"""What cells share that never owed anything, as most never do. Only `owe` puts into `cell.owed`."""
 
 
 def owe(cell: Cell) -> tuple[Target, bool]:
@@ -37,6 +40,8 @@ def owe(cell: Cell) -> tuple[Target, bool]:
         target = Unasked()
         cell.inflight = envelope = (message, target, deliveries)
     if deliveries != SETTLED:
+        if cell.owed is NOTHING_OWED:
+            cell.owed = {}
         cell.owed[target] = envelope
     return target, deliveries == SETTLED
 

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import trio
-from trio.lowlevel import in_trio_run, in_trio_task
+from trio.lowlevel import in_trio_run
 
 from .errors import ActorDeadError, WouldDeadlockError
 from .future import TrioFuture
@@ -223,15 +223,17 @@ class HostedSystem:
 
 
 def find_system() -> ActorSystem:
-    """Return the running task's system; elsewhere the one active HostedSystem's.
+    """Return the system of the trio run on this thread; elsewhere the one active HostedSystem's.
 
     Raises:
         RuntimeError: There is none, or there are several.
     """
-    if in_trio_task():
+    try:
         system = _running.get()
-        if system is not None:
-            return system
+    except RuntimeError:  # No trio run.
+        system = None
+    if system is not None:
+        return system
     with _lock:
         active = list(_active)
     if len(active) != 1:

@@ -132,9 +132,15 @@ def _appoint(cell: Cell) -> tuple[TrioActor, Any]:
 
 def _begun(cell: Cell) -> None:
     """Say that `on_start` has returned."""
-    _set_restarting(cell, False)
+    if cell.box.restarting:
+        _set_restarting(cell, False)
     cell.settle_started(None)
-    _announce(cell)
+    if cell.name is not None:
+        cell.system.reminders.started(cell.name)
+    system = cell.system
+    if system.hub.watched:
+        kind = ActorStarted if cell.incarnation == 1 else ActorRestarted
+        system.emit(kind, subject=cell.key, incarnation=cell.incarnation)
 
 
 def _abort(cell: Cell, exc: BaseException) -> BaseException:
@@ -188,15 +194,6 @@ def _with_failure(cell: Cell, error: BaseException | None) -> BaseException | No
     if error is None or failure is None or failure is error:
         return error
     return BaseExceptionGroup(f"{cell} crashed", [error, failure])
-
-
-def _announce(cell: Cell) -> None:
-    if cell.name is not None:
-        cell.system.reminders.started(cell.name)
-    system = cell.system
-    if system.hub.watched:
-        kind = ActorStarted if cell.incarnation == 1 else ActorRestarted
-        system.emit(kind, subject=cell.key, incarnation=cell.incarnation)
 
 
 async def _leave(cell: Cell, actor: TrioActor, how: str) -> None:

@@ -86,7 +86,7 @@ class Room:
         self.restarting = False  # Between incarnations.
         self.peak = 1
         self.dead: dict[str, int] | None = None
-        self.room = self._bound()
+        self.room = 0 if cell.system.refusing else terms.room
         # Messages carry no instant, as that would be dearer than the rest of a tell. The consumer
         # keeps two of its own, by the system's stopwatch, at the looks at the time it takes anyway.
         self.since = NEVER  # What the user lane holds came after it; NEVER while it sleeps.
@@ -222,8 +222,7 @@ class Room:
             or (self.restarting and terms.fails_restarting)
         ):
             return 0
-        # The put that reaches the high mark is to be noticed, at no cost to others.
-        bound = terms.high - 1 if terms.high and self.level == BELOW else self.capacity
+        bound = terms.room if self.level == BELOW else self.capacity
         if self.stashed or self.unstashed:
             bound -= self.load - len(self.user)
         return bound

@@ -73,7 +73,6 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
     """
     box = cell.box
     user = box.user
-    owed = cell.owed
     receive: Any = counted(cell, actor.on_receive)
     clock = cell.system.stopwatch
     never = NEVER
@@ -88,7 +87,6 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
         divert = cell.system.tracing.diverting(receive, special)
         special |= {Traced}
     task = current_task()
-    abort = box.abort
     # The incarnation before may have left something in the lanes. Not only where they hold
     # something: what another thread put between such a look and this would be slept over.
     box.urgent = True
@@ -112,14 +110,16 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
         try:
             while True:
                 if box.urgent:
+                    box.urgent = False  # Before the lanes are looked at, so that none is missed.
                     cell.inflight = None
-                    cell.handled += handled + look
-                    handled = -look
-                    how = await _serve_urgent(cell, actor)
-                    if how is None and box.suspended:
-                        how = await _serve_suspended(cell, actor)
-                    if how is not None:
-                        return how
+                    if box.control or box.internal or box.suspended:
+                        cell.handled += handled + look
+                        handled = -look
+                        how = await _serve_urgent(cell, actor)
+                        if how is None and box.suspended:
+                            how = await _serve_suspended(cell, actor)
+                        if how is not None:
+                            return how
                     source = box.returned or user  # Something may have been unstashed.
                 # Looking first spares an exception a batch, whose traceback would keep a frame
                 # object of this coroutine alive: 400 bytes of an idle actor.
@@ -203,7 +203,7 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
                         _answer(cell, target, None, exc)
                     else:
                         if result is not LATER:
-                            if owed or cell.inflight is not envelope:
+                            if cell.owed or cell.inflight is not envelope:
                                 handled -= 1
                                 _answer(cell, target, result, None)
                             else:
@@ -218,7 +218,7 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
                                         target._settled()
                         else:
                             handled -= 1
-                            if target not in owed and cell.inflight is envelope:
+                            if target not in cell.owed and cell.inflight is envelope:
                                 _answer(cell, target, None, _not_later(cell))
                     if names:
                         STANCE.set(cell.base)
@@ -262,7 +262,7 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
         else:
             box.since = never
             box.parked = task
-            await wait_task_rescheduled(abort)
+            await wait_task_rescheduled(box)
 
 
 def _answer(cell: Cell, target: Target, value: Any, error: BaseException | None) -> None:
@@ -364,7 +364,7 @@ async def _serve_suspended(cell: Cell, actor: TrioActor) -> str | None:
         if not box.urgent:
             # What a host thread puts from here on is told by run_sync_soon, which comes later.
             box.parked = current_task()
-            await wait_task_rescheduled(box.abort)
+            await wait_task_rescheduled(box)
     return None
 
 
@@ -450,7 +450,7 @@ async def _wait_internal(cell: Cell) -> None:
         await checkpoint()
     else:
         box.parked = current_task()
-        await wait_task_rescheduled(box.abort)
+        await wait_task_rescheduled(box)
 
 
 def _attribute(root: Any, path: Any) -> Any:

@@ -176,7 +176,8 @@ def _bring_back(cell: Cell, redelivered: Envelope | None) -> None:
     if redelivered is None and not cell.owed and not cell.box.stashed:
         return
     front: list[Envelope] = []
-    owed, cell.owed = list(cell.owed.items()), {}
+    owed = list(cell.owed.items())
+    cell.owed.clear()
     for target, envelope in owed:
         if cell.actor_class.max_deliveries > 1:
             front.append(envelope)
@@ -193,7 +194,8 @@ def _bring_back(cell: Cell, redelivered: Envelope | None) -> None:
 
 
 def bury_owed(cell: Cell) -> None:
-    owed, cell.owed = list(cell.owed.values()), {}
+    owed = list(cell.owed.values())
+    cell.owed.clear()
     for envelope in owed:
         bury_one(cell, envelope, "stopped")
 

@@ -226,33 +226,30 @@ class ActorSystem:
             NameTakenError: A live actor has the name; nothing was started.
             ActorDeadError: The system is shutting down; nothing was started.
         """
-        return self._start(actor_class, args, kwargs, name=name, register=False)
+        return self.start_as(actor_class, args, kwargs, name, False)
 
-    def start_registered(
-        self, actor_class: type[TrioActor], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> TrioActorRef[Any]:
-        """Start as `start` does, and register with `pykka.ActorRegistry`."""
-        return self._start(actor_class, args, kwargs, name=None, register=True)
-
-    def _start(
+    def start_as(
         self,
         actor_class: type[TrioActor],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        *,
         name: str | None,
         register: bool,
     ) -> TrioActorRef[Any]:
+        """Start as `start` does, and where asked register with `pykka.ActorRegistry`."""
         foreign = get_ident() != self.ident
         if self.stopping or self.ident == -1 or (self.refusing and foreign):
             raise self._not_running()
-        cell = Cell(self, self.user, actor_class, args, kwargs, name=name)
-        self.enter(cell, register=False)
+        cell = Cell(self, self.user, actor_class, args, kwargs, name)
+        if name is not None:
+            self.names.claim(name, cell)
+        self.cells[cell] = None
         try:
             cell.make()
             if register:
                 register_with_pykka(cell)
-                logger.debug("Starting %s", cell.ref, actor=cell.key)
+                if logger.logger.isEnabledFor(logging.DEBUG):
+                    logger.debug("Starting %s", cell.ref, actor=cell.key)
             if not foreign:
                 self.user.adopt(cell)
             else:

@@ -1,7 +1,7 @@
 """The terms of a mailbox: what an actor class says of bound, overflow, marks and absence, checked.
 
-Mailboxes of the same terms share one object, so that neither the checks nor what they come to are
-paid for by each actor.
+Mailboxes of the same terms share one object, and a class keeps its own, so that neither the checks
+nor what they come to are paid for by each actor.
 
 Invariants:
     I1. 0 <= low < high <= capacity where there are marks; `high` is 0 where there are none.
@@ -37,6 +37,7 @@ class Terms:
         low: The low mark.
         fails_suspended: Whether an ask of a suspended actor fails at once.
         fails_restarting: Whether one between two incarnations does.
+        room: How long the user lane of a new mailbox may be for a put to take the fast path.
     """
 
     capacity: int
@@ -45,15 +46,19 @@ class Terms:
     low: int
     fails_suspended: bool
     fails_restarting: bool
+    room: int
 
 
 def terms_of(kind: type[TrioActor]) -> Terms:
-    """Return the terms an actor class asks for.
+    """Return the terms an actor class asks for. They are read when its first actor starts.
 
     Raises:
         ValueError: Names what is out of its bounds.
     """
-    return _terms(
+    known = kind._terms  # Its own, or those of a class it derives from.
+    if known is not None and known[0] is kind:
+        return known[1]
+    terms = _terms(
         kind.mailbox_capacity,
         kind.overflow,
         kind.block_timeout_s,
@@ -62,6 +67,8 @@ def terms_of(kind: type[TrioActor]) -> Terms:
         kind.while_suspended,
         kind.while_restarting,
     )
+    kind._terms = (kind, terms)
+    return terms
 
 
 @lru_cache(maxsize=1024)  # A host may make classes as it goes.
@@ -87,8 +94,10 @@ def _terms(
         if said not in ABSENCES:
             raise ValueError(f"{field} must be queue or fail, not {said!r}")
     high, low = _marks(capacity, high, low)
+    # The put that reaches the high mark is to be noticed, at no cost to others.
+    room = 0 if overflow == "coalesce" else high - 1 if high else capacity
     return Terms(
-        capacity, overflow, high, low, while_suspended == "fail", while_restarting == "fail"
+        capacity, overflow, high, low, while_suspended == "fail", while_restarting == "fail", room
     )
 
 

@@ -51,6 +51,7 @@ class FaultyMailbox(Mailbox):
 
     def __init__(self, faults: Faults, cell: Cell) -> None:
         super().__init__(cell, cell.system.ident, cell.system.token)
+        self.room = self._bound()
         self.faults = faults
         self.accepted = 0
         self.books = threading.RLock()

@@ -42,6 +42,22 @@ class Gated(TrioActor):
         return message
 
 
+async def test_class_has_its_say_about_the_mailbox_when_its_first_actor_starts():
+    class Base(Gated):
+        mailbox_capacity = 3
+
+    async with ActorSystem() as system:
+        assert system.start(Base)._cell.box.statistics().capacity == 3
+
+        class Derived(Base):
+            mailbox_capacity = 5
+
+        assert system.start(Derived)._cell.box.statistics().capacity == 5
+        Base.mailbox_capacity = Derived.mailbox_capacity = 7
+        assert system.start(Base)._cell.box.statistics().capacity == 3
+        assert system.start(Derived)._cell.box.statistics().capacity == 5
+
+
 async def held(system, **attributes):
     """Start a `Gated` of these class attributes, and let it hold."""
     ref = system.start(type("Held", (Gated,), attributes))
