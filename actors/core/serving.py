@@ -420,6 +420,9 @@ def _take_pill(cell: Cell, target: Target) -> None:
 async def serve_owed(cell: Cell, actor: TrioActor) -> None:
     """Serve the internal lane until no reply is owed, or a stop now comes."""
     box = cell.box
+    # A stop now is seen before the lane is, so that an answer may wait there that nobody tells of
+    # any more: slept over, what it pays for would be a dead letter after the whole shutdown time.
+    box.urgent = True
     expires_at = -math.inf
     while any(not target.settled for target in cell.owed):
         if box.urgent:

@@ -187,6 +187,27 @@ async def test_stop_waits_for_no_reply_to_an_ask_that_has_expired(autojump_clock
             await expires
 
 
+@pytest.mark.parametrize("how", ["stop(now=True)", "stop(now=True) of a suspended actor", "stop"])
+async def test_answer_that_came_just_before_a_stop_pays_what_is_owed_at_once(autojump_clock, how):
+    class Pays(Keeps):
+        def on_answer(self, answer):
+            kept(self.actor_ref)["replies"].pop().set(answer.value)
+
+    async with ActorSystem() as system:
+        ref = system.start(Pays)
+        owed = ref.ask("owe")
+        await wait_all_tasks_blocked()
+        if "suspended" in how:
+            ref.suspend()
+            await wait_all_tasks_blocked()
+        ref._cell.box.put_internal((ANSWER, ((), Answer("tag", value="paid")), 1, 0))
+        ref.stop(now="now" in how)
+        began = trio.current_time()
+        assert await owed == "paid"
+        await ref.stopped()
+        assert trio.current_time() == began
+
+
 # -- room
 
 
