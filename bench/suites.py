@@ -13,6 +13,7 @@ from .measure import Result, Scale
 from .opening import opening, opening_waits
 from .others import with_queues, with_thespian, with_xoscar
 from .runs import starts, steps, wakes, with_dbos
+from .stressing import stressed
 from .telling import tell_from_host, tell_from_trio
 
 
@@ -32,6 +33,7 @@ SUITES = (
     Suite("lives", ("lives",), lives, 900.0),
     Suite("crash", ("crash",), crash_to_reply),
     Suite("crowd", ("crowd",), crowd, 240.0),
+    Suite("stress", ("stress",), stressed, 900.0),
     Suite(
         "accepts",
         (

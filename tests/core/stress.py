@@ -240,7 +240,7 @@ class _Run:
                 SupervisorSpec(
                     strategy,
                     children,
-                    strategy=strategy,  # type: ignore[arg-type]
+                    strategy=strategy,
                     intensity=10**9,
                     backoff=Backoff(0.0, 0.0),
                 )
