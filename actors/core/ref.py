@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import pykka
 import trio
@@ -349,6 +349,25 @@ class TrioActorRef(pykka.ActorRef[A]):
         if running_trio or block is False:
             return result
         return result.get(timeout=timeout)
+
+    def __enter__(self) -> Self:
+        """Stop the actor when the block is left: `with Worker.start() as ref:`, on host threads.
+
+        Leaving it blocks as `stop()` does, behind what was sent before; what the block raises
+        leaves it.
+
+        Raises:
+            WouldDeadlockError: This thread runs trio; the block is not entered, the actor runs.
+        """
+        if in_trio_run():
+            raise WouldDeadlockError(
+                "leaving the block would block a thread that runs trio; it is not entered and the "
+                "actor runs; await ref.stop()"
+            )
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        self.stop()
 
     def kill(self, reason: str | None = None) -> None:
         """Cancel what the actor does, at its next checkpoint; counts as a crash.

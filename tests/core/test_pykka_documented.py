@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextlib import nullcontext
 from typing import cast
 from unittest.mock import Mock
 
@@ -18,7 +19,13 @@ import trio
 from pykka import ActorProxy
 from pykka.typing import ActorMemberMixin, proxy_field, proxy_method
 
-from abeyance.actors.core import AskCycleError, HostedSystem, TrioActor, WouldDeadlockError
+from abeyance.actors.core import (
+    ActorSystem,
+    AskCycleError,
+    HostedSystem,
+    TrioActor,
+    WouldDeadlockError,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -99,6 +106,34 @@ def test_documented_actor_that_stops_itself_has_handled_what_was_queued_before()
     assert answers[0].get() == "Default greeting"
     assert answers[1].get() is None
     assert not ref.is_alive()
+
+
+@pytest.mark.parametrize("raises", [False, True], ids=["is left", "raises"])
+def test_documented_block_of_a_ref_stops_its_actor_behind_what_was_sent_when_it(raises):
+    class Fails(Exception):
+        pass
+
+    seen = []
+
+    class Keeps(TrioActor):
+        def on_receive(self, message):
+            seen.append(message)
+
+    error = pytest.raises(Fails) if raises else nullcontext()
+    with error, Keeps.start() as ref:
+        ref.tell("sent")
+        if raises:
+            raise Fails
+    assert seen == ["sent"]
+    assert not ref.is_alive()
+
+
+async def test_block_of_a_ref_is_refused_where_trio_runs():
+    async with ActorSystem() as system:
+        ref = system.start(TrioActor)
+        with pytest.raises(WouldDeadlockError), ref:
+            pytest.fail("the block was entered")
+        assert ref.is_alive()
 
 
 def test_documented_constructor_runs_where_the_actor_is_started_and_hooks_where_it_runs():
