@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -514,6 +515,54 @@ async def test_child_that_does_not_stop_within_its_time_is_killed(autojump_clock
         assert trio.current_time() - began == 2
         assert future.settled
     assert ("stop", "a") not in journal
+
+
+@pytest.mark.parametrize(
+    ("shutdown_s", "takes_s"), [(0, 0), (1, 1), (math.inf, 100)], ids=["at once", "1 s", "for ever"]
+)
+async def test_stop_takes_as_long_as_the_spec_of_the_child_allows(
+    shutdown_s, takes_s, autojump_clock
+):
+    class Slow(TrioActor):
+        async def on_stop(self):
+            await trio.sleep(100)
+            self.kept.append("stopped")
+
+        @classmethod
+        def make_kept(cls):
+            return []
+
+    async with ActorSystem() as system:
+        spec = SupervisorSpec("g", (ChildSpec("a", Slow, shutdown_s=shutdown_s),))
+        supervisor = await system.start_supervisor(spec)
+        ref = supervisor.refs["a"]
+        await wait_all_tasks_blocked()
+        began = trio.current_time()
+        await supervisor.stop_child("a")
+        assert trio.current_time() - began == takes_s
+        assert ref._cell.kept == (["stopped"] if takes_s == 100 else [])
+
+
+async def test_next_incarnation_knows_that_it_is_one_and_why_the_last_one_ended():
+    seen = []
+
+    class Learns(TrioActor):
+        def on_start(self):
+            last = self.actor_ref.statistics().last_failure
+            seen.append(("start", self.incarnation, last and last.text))
+
+        def on_failure(self, _type, error, _traceback):
+            seen.append(("failure", self.incarnation, str(error)))
+
+        def on_receive(self, message):
+            raise ValueError(message)
+
+    async with ActorSystem() as system:
+        spec = SupervisorSpec("g", (ChildSpec("a", Learns),))
+        ref = (await system.start_supervisor(spec)).refs["a"]
+        ref.tell("boom")
+        await wait_all_tasks_blocked()
+    assert seen == [("start", 1, None), ("failure", 1, "boom"), ("start", 2, "boom")]
 
 
 async def test_sibling_that_crashes_while_a_group_restarts_is_restarted_with_it(
