@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         TrioFuture,
     )
     from .domain.alert_book import Alert, AlertNotDeliveredError, AlertSink, Webhook
+    from .domain.approvals import ApprovalReceipt, ApprovalRow, NeedsApproval
     from .domain.archive_book import ArchivedMessage
     from .domain.compacting import CompactingContext
     from .domain.context import ContextDesk, ContextStrategy, Summary
@@ -94,6 +95,8 @@ __all__ = [
     "Alert",
     "AlertNotDeliveredError",
     "AlertSink",
+    "ApprovalReceipt",
+    "ApprovalRow",
     "ArchivedMessage",
     "Backoff",
     "CallFailure",
@@ -119,6 +122,7 @@ __all__ = [
     "InboxRow",
     "InvalidScheduleError",
     "ModelChoice",
+    "NeedsApproval",
     "Pacing",
     "PairReceipt",
     "ProviderHold",
@@ -193,6 +197,7 @@ _HOMES: Final = {
         "AlertSink",
         "Webhook",
     ),
+    ".domain.approvals": ("ApprovalReceipt", "ApprovalRow", "NeedsApproval"),
     ".domain.archive_book": ("ArchivedMessage",),
     ".domain.compacting": ("CompactingContext",),
     ".domain.context": (

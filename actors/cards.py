@@ -20,10 +20,16 @@ _RUN_ACTIONS: Final = {
     "waiting_for_capacity_unknown": ("resume_run", "use_fallback", "cancel_run"),
     "recovery_required": ("resume_run", "cancel_run"),
 }
+_ACTIONS: Final[dict[str, tuple[str, ...]]] = {
+    "host": (),
+    "cooldown": (),
+    "approval": ("approve", "deny"),
+}
 _HOLDS: Final = {
     "unreadable": "Waiting: whether {model} may be called cannot be read",
     "host": "Waiting for the host's word on {model}",
     "cooldown": "Waiting for {model} after a failure",
+    "approval": "Waiting for a person",
 }
 
 
@@ -63,7 +69,7 @@ def wait_card(of: HoldBegan | RunStatus) -> WaitCard | None:
             title=title,
             resume_after_ms=of.deadline_ms,
             reason=of.reason,
-            actions=() if of.cause in ("host", "cooldown") else ("release_provider_wait",),
+            actions=_ACTIONS.get(of.cause, ("release_provider_wait",)),
         )
     actions = _RUN_ACTIONS.get(of.state)
     if actions is None:

@@ -274,6 +274,11 @@ class EphemeralRuns:
         settings = check_spec(spec)
         if settings.slot != settings.name:
             raise InvalidSpecError("slot", "must be None: an ephemeral run has a slot of its own")
+        for place, tool in enumerate(settings.tools.values()):
+            if tool.approval is not None:
+                raise InvalidSpecError(
+                    f"tools[{place}].approve", "must be False: an ephemeral run waits for nobody"
+                )
         if len(settings.name.encode()) > NAME_BYTES_MAX:
             raise InvalidNameError(
                 "name", f"must be at most {NAME_BYTES_MAX} bytes of UTF-8 for an ephemeral run"

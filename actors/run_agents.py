@@ -133,7 +133,9 @@ class RunAgents:
                     f"agent {asked.agent!r} has ended; its turn is in its slot; add it again",
                     agent=asked.agent,
                 )
-            held = found.turn is not None and found.turn.state == "held"
+            # One that waits for a person is joined as one that runs: no capacity is waited for.
+            cause = None if found.turn is None or found.turn.held is None else found.turn.held.cause
+            held = cause is not None and cause != "approval"
             if held:
                 assert found.number is not None
                 looked = await self._look(member, stirs)

@@ -21,6 +21,7 @@ import trio
 from abeyance.storage.lmdb_store import LmdbStore
 from abeyance.storage.ownership import Ownership
 
+from .approval_verbs import ApprovalVerbs
 from .conversations import Conversation, Conversations
 from .core import ActorSystem, ChildSpec, Supervisor, SupervisorSpec, TrioActorRef
 from .core.clock import Clock
@@ -105,7 +106,7 @@ EVERY_AGENT: Final = "*"
 _logger = Log(__name__)
 
 
-class Runtime(ScheduleVerbs):
+class Runtime(ScheduleVerbs, ApprovalVerbs):
     """An open runtime. Made by `open_runtime`."""
 
     def __init__(

@@ -38,7 +38,7 @@ FAMILIES = (
         "no; what was handed over comes back on the error",
         "the caller",
         """
-        SummaryRefusedError
+        SummaryRefusedError UnknownApprovalError ApprovalDecidedError
         ActorDeadError ActorUnavailableError MailboxFullError MessageCoalescedError AskCycleError UndeclaredAskError WouldDeadlockError
         FutureSettledError NameTakenError
         UnknownEntryError ReplaysExceededError MessageNotKeptError
@@ -66,7 +66,7 @@ FAMILIES = (
         "the caller or an operator",
         """
         NotStoredError CommitFailedError DiskFullError LockTimeoutError MapLimitError
-        ReadOnlyStoreError RunContestedError ScheduleContestedError StoreIOError StoreLostError
+        ReadOnlyStoreError RunContestedError ScheduleContestedError ApprovalContestedError StoreIOError StoreLostError
         """,
     ),
     _family(

@@ -27,6 +27,7 @@ from abeyance.storage.tables.slots import Turn
 
 from . import events
 from .alert_book import LookAtAgent
+from .approvals import standing
 from .cancelling import Cancel, Cancelling
 from .context import Summary, WaitRecorded, WaitReleased
 from .errors import AdmissionClosedError, OwnershipLostError, QuiescedError
@@ -49,6 +50,7 @@ from .protocol import (
     WatchInstant,
 )
 from .rewinding import REWOUND_MARKER, Rewinding
+from .slot_approvals import ApprovalDecided
 from .slot_messages import (
     AttachAgent,
     NothingToDo,
@@ -200,6 +202,10 @@ class Agent(TrioActor):
                 self._tell_context(WaitRecorded(name, model, deadline_ms, reason))
             case TurnWithdrawn():
                 self._withdrawn()
+            case ApprovalDecided():
+                if self._view.turn is not None:
+                    self._view.turn.decided()
+                self._look_again()
             case _StartAgain():
                 if self._view.activity == "starting":
                     self._start()
@@ -261,7 +267,8 @@ class Agent(TrioActor):
         held = None if turn is None or turn.state != "held" else turn.held
         # A hold is of one model: an agent that was given another since goes on with that one, and
         # the old one's wait stands for whoever asks for it again.
-        if held is not None and held.model == self._settings.model:
+        by_person = held is not None and held.cause == "approval"
+        if held is not None and (by_person or held.model == self._settings.model):
             cause: Any = held.cause
             self._hold(Deferral(held.agent, held.model, None, "held before this start", cause))
             self._look_again()
@@ -274,8 +281,8 @@ class Agent(TrioActor):
             self._seams.gate.tell(HoldByQuota(None))
             self._start()
 
-    def _start(self) -> None:
-        if self.kept.stopping or self._is_quiesced():
+    def _start(self, *, to_end: bool = False) -> None:
+        if self.kept.stopping or (self._is_quiesced() and not to_end):
             # Whoever stops this agent may have asked while the slot was asked.
             if self._view.held is None:
                 self._view.activity = "resting"
@@ -348,7 +355,7 @@ class Agent(TrioActor):
     async def _live(self, turn: TurnTask) -> TurnEnded | TurnHeld:
         with trio.CancelScope() as scope:
             self._turn_scope = scope
-            is_cancelled = self._cancelling.by(turn.start.turn) is not None
+            is_cancelled = self._cancelled_by(turn) is not None
             if self._starts_none() or self._rewinding.ends_turn is not None or is_cancelled:
                 scope.cancel()
             return await turn.run()
@@ -356,7 +363,7 @@ class Agent(TrioActor):
 
     async def _cut_off(self, turn: TurnTask) -> TurnEnded:
         rewind, stops = self._rewinding.ends_turn, self._starts_none()
-        by = self._cancelling.by(turn.start.turn)
+        by = self._cancelled_by(turn)
         if by is not None:
             return TurnEnded("cancelled", await turn.cancel(by, rewind))
         marker = STOPPED_MARKER if self.kept.stopping else QUIESCED_MARKER
@@ -486,6 +493,9 @@ class Agent(TrioActor):
             else:
                 self._tell_idlers()
             return
+        if self._view.held.cause == "approval":
+            self._look_at_approvals()
+            return
         self._looking = True
         self.ask(self._seams.gate, Peek(self._view.held.model), tag=self._looked)
 
@@ -499,10 +509,26 @@ class Agent(TrioActor):
             self._watch_hold()
             self._tell_idlers()
             return
+        self._go_on_from_hold()
+
+    def _look_at_approvals(self) -> None:
+        """Whether the turn can act on what a person has decided, or not decided in time."""
+        held, seams = self._view.held, self._seams
+        assert held is not None
+        found = standing(seams.store, self._settings.name, seams.clock.now_ms())
+        if found.goes_on:
+            self._go_on_from_hold()
+            return
+        reason = f"a person decides on {', '.join(sorted(set(found.tools)))}"
+        self._view.held = held._replace(deadline_ms=found.deadline_ms, reason=reason)
+        self._watch_hold()
+        self._tell_idlers()
+
+    def _go_on_from_hold(self, *, to_end: bool = False) -> None:
         self._end_hold()
         self._alarm.tell(ForgetInstant(self._settings.name))
         self._forget_cadence()
-        self._start()
+        self._start(to_end=to_end)
 
     def _tell_context(self, message: Any) -> None:
         if self._seams.context is not None:
@@ -511,11 +537,8 @@ class Agent(TrioActor):
     def _withdrawn(self) -> None:
         """What the held turn was to answer was taken back, and the slot has ended it."""
         if self._view.activity == "held":
-            self._end_hold()
-            self._alarm.tell(ForgetInstant(self._settings.name))
-            self._forget_cadence()
             # For what came since; else it rests.
-            self._start()
+            self._go_on_from_hold()
 
     def _rest(self) -> None:
         if self._view.activity != "held":
@@ -634,10 +657,16 @@ class Agent(TrioActor):
         self._turn_scope.cancel()
         return True
 
+    def _cancelled_by(self, turn: TurnTask) -> str | None:
+        return self._cancelling.by(turn.start.turn) or turn.start.cancelled_by
+
     def _cuts_turn(self, number: int) -> bool:
         """Cut off the turn of a number, or have it cut off as it starts."""
         turn = self._view.turn
         if turn is None:
+            held = self._view.held
+            if self._view.activity == "held" and held is not None and held.cause == "approval":
+                self._go_on_from_hold(to_end=True)
             return self._view.activity == "starting"
         if turn.start.turn != number:
             return False

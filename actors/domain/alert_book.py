@@ -45,9 +45,9 @@ class Alert:
 
     Attributes:
         id: Its number, for ever; None where the store could not take it yet.
-        kind: `provider_wait`, `run_waiting`, `run_recovery`, `agent_parked`, `runs_parked`,
-            `schedules_parked` or
-            `context_unreadable`; `unreadable` for a row of the alerts that cannot be trusted.
+        kind: `provider_wait`, `approval`, `run_waiting`, `run_recovery`, `agent_parked`,
+            `runs_parked`, `schedules_parked` or `context_unreadable`; `unreadable` for a row of
+            the alerts that cannot be trusted.
         agent: Whom it concerns; `framework` where it concerns all, and a run's key for a run.
         model: Which model; `*` where it concerns all.
         text: What there is to know and what can be done, in one line.
@@ -175,6 +175,13 @@ def quota_prefix(agent: str, turn: int) -> str:
     return f"quota:{agent}:{turn}:"
 
 
+def of_approval(key: tuple[str, int, int], tools: str, deadline_ms: int | None) -> RaiseAlert:
+    """The alert of calls of one round (agent, turn, round) that wait for a person."""
+    agent, turn, round_ = key
+    episode = f"approval:{turn}:{round_}:{agent}"[:EPISODE_CHARS_MAX]
+    return RaiseAlert("approval", agent, EVERY, "approval", tools, deadline_ms, episode)
+
+
 def where_of(directory: str) -> str:
     """The state directory, as a command line names it."""
     return shlex.quote(directory) if len(directory) <= DIRECTORY_CHARS_MAX else "STATE"
@@ -202,6 +209,14 @@ def alert_text(raised: RaiseAlert, directory: str) -> str:
             f"What starts runs by schedules crashed too often and is parked: {reason}. No schedule "
             "starts a run in this process until it is unparked; what is due stays due. Mend the "
             f"cause, then unpark('schedules'), or: abeyance unpark {where} schedules."
+        )
+    elif raised.kind == "approval":
+        end = "It waits until somebody decides."
+        if raised.deadline_ms is not None:
+            end = f"What nobody decides by {render_instant(raised.deadline_ms)} is decided then."
+        text = (
+            f"Agent {agent} waits for a person to decide on {reason}. {end} To see what it is, and "
+            f"to decide: abeyance approve {where}."
         )
     elif raised.kind == "context_unreadable":
         text = (
@@ -284,6 +299,10 @@ class AlertDesk:
     def quota(self, agent: str, model: str, turn: int, reason: str, at_ms: int) -> None:
         """A quota without an end holds a turn."""
         self.tell(of_quota(agent, model, turn, reason, at_ms))
+
+    def approval(self, key: tuple[str, int, int], tools: str, deadline_ms: int | None) -> None:
+        """Calls of one round of an agent wait for a person."""
+        self.tell(of_approval(key, tools, deadline_ms))
 
     def context(self, agent: str, slot: str, last: int, cause: str) -> None:
         """What stands for an agent's older rows cannot be read."""

@@ -51,12 +51,14 @@ from .alert_book import (
     SinkFigures,
     alert_text,
     is_long,
+    of_approval,
     of_quota,
     of_wait,
     quota_prefix,
     where_of,
 )
 from .alert_posts import OWED_MAX, Deliveries, Post
+from .approvals import standing
 from .errors import not_stored
 from .ingress import clean_text
 from .persistence import PAUSE_MAX_S, may_land_later
@@ -379,6 +381,12 @@ class Alerts(TrioActor):
                 if not known.startswith(quota_prefix(agent, number)):
                     why = "it was held when the process before this one ended"
                     found.append(of_quota(agent, held.model, number, why, now_ms))
+            if turn is not None and held is not None and held.cause == "approval":
+                waits = standing(self._store, agent, now_ms)
+                if waits.tools:
+                    names = ", ".join(sorted(set(waits.tools)))
+                    place = (agent, head.record.open_turn, turn.record.round)  # type: ignore[union-attr]
+                    found.append(of_approval(place, names, waits.deadline_ms))
         return found
 
     def _ring(self) -> None:

@@ -302,7 +302,9 @@ class ContextKeeper(TrioActor):
         """Whether what held the strategy held a turn, too, which goes on now."""
         view = self._seams.activity
         return view.activity in ("starting", "running") or (
-            view.activity == "held" and view.held is not None and view.held.cause != "quota"
+            view.activity == "held"
+            and view.held is not None
+            and view.held.cause not in ("quota", "approval")
         )
 
     # -- events ------------------------------------------------------------------------------

@@ -298,6 +298,29 @@ class CompactionAbandonedError(AbeyanceError):
     agent: str
 
 
+class UnknownApprovalError(AbeyanceError):
+    """No tool call of that id waits for a person, or ever did. Nothing was done.
+
+    Attributes: `id`.
+    """
+
+    code = "unknown_approval"
+    id: str
+
+
+class ApprovalDecidedError(AbeyanceError):
+    """A tool call was decided otherwise before, or its turn has ended. Nothing was changed.
+
+    Attributes: `id`; `state`: `approved`, `denied`, or `over` where its turn has ended undecided;
+    `by`, who decided, or None.
+    """
+
+    code = "approval_decided"
+    id: str
+    state: str
+    by: str | None
+
+
 class SummaryRefusedError(AbeyanceError):
     """What a model answered is no summary: it is blank, cut off, or a refusal. Nothing was kept.
 

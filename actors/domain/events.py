@@ -97,7 +97,8 @@ class HoldBegan(AgentEvent):
     Attributes:
         turn: The turn's number. None for a hold that stood when the agent was added.
         model: The model it waits for.
-        cause: `wait`, `unreadable`, `quota`, `cooldown`, `host` or `account`.
+        cause: `wait`, `unreadable`, `quota`, `cooldown`, `host`, `account` or
+            `approval`.
         deadline_ms: When it ends. None where only a release ends it, or for one that stood already:
             the wait that it names has it.
         reason: What was stated.

@@ -61,6 +61,7 @@ from .protocol import Requests
 from .slot_absent import ABSENT_S, plan_absent_end
 from .slot_acts import Act, SlotKept
 from .slot_again import read_again
+from .slot_approvals import ApprovalDecided, AskApprovals, Decide
 from .slot_batches import plan_accepts
 from .slot_book import SlotBook
 from .slot_cancel import CancelReceipt, CancelTurn, FindTurn
@@ -228,7 +229,14 @@ class Slot(TrioActor):
                 return self._take_in(message) if done is None else done.answer
             case StartPair():
                 return self._start_pair(message)
-            case UndoRewind() | EditSlot() | UndoEdit() | Dispose() | DeferWrites():
+            case Decide():
+                if self._reborn:
+                    # A predecessor may have died between a decision and telling the agent.
+                    self._listeners.tell(message.agent, ApprovalDecided(message.key))
+                return self._take_in(message)
+            case (
+                AskApprovals() | UndoRewind() | EditSlot() | UndoEdit() | Dispose() | DeferWrites()
+            ):
                 return self._take_in(message)
             case WithdrawPair(_, named):
                 self._line.withdraw_pair(named)
@@ -601,6 +609,8 @@ class Slot(TrioActor):
         elif isinstance(message, Retract | EditSlot | UndoEdit | CancelTurn) and answer is None:
             self._plan(act)
             return
+        elif isinstance(message, Decide):
+            self._listeners.tell(message.agent, ApprovalDecided(message.key))
         elif isinstance(answer, CancelReceipt):
             assert answer.turn is not None
             self._listeners.tell_withdrawn(message.agent, TurnWithdrawn(answer.turn))

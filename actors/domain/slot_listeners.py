@@ -55,7 +55,11 @@ class Listeners:
 
     def tell_withdrawn(self, agent: str, withdrawn: TurnWithdrawn) -> None:
         """What the agent's held turn was to answer was taken back."""
+        self.tell(agent, withdrawn)
+
+    def tell(self, agent: str, message: Any) -> None:
+        """Tell an agent something of its turn, if it is here."""
         ref = self._kept.agents.get(agent)
         if ref is not None:
             with suppress(ActorDeadError):
-                ref.tell_internal(withdrawn)
+                ref.tell_internal(message)

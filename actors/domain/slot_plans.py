@@ -11,6 +11,7 @@ from abeyance.storage.store import Chain, Request
 
 from .mode import DeferWrites
 from .slot_acts import SlotKept
+from .slot_approvals import AskApprovals, Decide, plan_ask, plan_decision
 from .slot_book import SlotBook
 from .slot_cancel import CancelTurn, plan_cancel
 from .slot_disposal import plan_dispose
@@ -55,6 +56,10 @@ def plan(book: SlotBook, kept: SlotKept, message: Any, chain: Chain) -> Plan:
             return plan_hold(book, message, chain)
         case EndTurn():
             return plan_end(book, message, chain)
+        case AskApprovals():
+            return plan_ask(book, message, chain)
+        case Decide():
+            return plan_decision(book, message, chain)
         case CancelTurn():
             return plan_cancel(book, message, chain)
         case StartPair():

@@ -25,6 +25,7 @@ from abeyance.storage.tables.blocks import TextBlock, ToolResultBlock, ToolUseBl
 from abeyance.storage.tables.fields import NAME_BYTES_MAX
 from abeyance.storage.tables.slots import Carried, Turn, Wake
 
+from .approvals import known_of
 from .errors import LeaseLostError
 from .ingress import clean_text
 from .mode import Quiesced, read_mode
@@ -65,11 +66,14 @@ def plan_start(book: SlotBook, start: StartTurn, chain: Chain) -> Plan:
     """
     if not book.has_work(start.agent):
         return Plan([], 0, NothingToDo())
-    if book.is_leased:
-        return _take_up_live(book, start, chain)
     mode = read_mode(book.store)
+    if book.is_leased and not _waits_on(book, start.agent):
+        return _take_up_live(book, start, chain)
     if mode.is_quiesced or book.is_deferring:
         return Plan([], 0, Quiesced())
+    if book.is_leased:
+        taken_up = _take_up_live(book, start, chain)
+        return replace(taken_up, requests=[guarded(taken_up.requests[0], mode.guard)])
     agent, wakes = start.agent, book.wakes[start.agent]
     requests = book.drain_until_rest_fits(chain)
     draft, answers = Draft(), tuple(sorted(wakes))
@@ -102,7 +106,10 @@ def _take_up_live(book: SlotBook, start: StartTurn, chain: Chain) -> Plan:
     viewed, unreadable = in_view(book, row.record, start)
     turn = replace(
         viewed,
-        attempts=row.record.attempts + 1,
+        state="running",
+        held=None,
+        # One that waited for a person did not die.
+        attempts=1 if row.record.held is not None else row.record.attempts + 1,
         provider=start.provider,
         model=start.model,
         injects=start.carries_injections,
@@ -112,6 +119,12 @@ def _take_up_live(book: SlotBook, start: StartTurn, chain: Chain) -> Plan:
     if book.lease.gap is None:
         _carry(book, draft, turn.round + 1, turn.context)
     return Plan([book.request(draft, chain)], 1, _granted(book, agent, turn, unreadable))
+
+
+def _waits_on(book: SlotBook, agent: str) -> bool:
+    """Whether the turn with the lease was put down for a person, and is not to end."""
+    turn = book.open_turn(agent)
+    return turn is not None and turn.state == "held" and turn.cancelled_by is None
 
 
 def _open(
@@ -178,7 +191,7 @@ def _granted(book: SlotBook, agent: str, turn: Turn, unreadable: int | None) -> 
 
 def plan_round(book: SlotBook, round_: RecordRound, chain: Chain) -> Plan:
     """Plan a reply's row; with tool calls it opens the gap, without it ends the turn."""
-    turn = _held_by(book, round_)
+    turn = held_by(book, round_)
     if book.lease.gap is not None or turn.record.round != round_.round - 1:
         raise _out_of_turn(round_, f"round {round_.round} does not come next")
     content, draft = book.encode_content(round_.blocks), Draft()
@@ -220,7 +233,7 @@ def plan_boundary(book: SlotBook, close: CloseGap, chain: Chain, *, inject: bool
 
     The answer is where it puts them.
     """
-    turn = _held_by(book, close)
+    turn = held_by(book, close)
     if book.lease.gap != close.round:
         raise _out_of_turn(close, f"round {close.round} has no open tool gap")
     content = book.encode_content(close.results)
@@ -246,20 +259,27 @@ def plan_boundary(book: SlotBook, close: CloseGap, chain: Chain, *, inject: bool
 
 
 def plan_hold(book: SlotBook, hold: HoldTurn, chain: Chain) -> Plan:
-    """Plan a hold: the turn keeps its row, the lease is free, the inbox lands in the slot."""
-    turn = _held_by(book, hold)
-    if book.lease.gap is not None:
+    """Plan a hold: the turn keeps its row, the lease is free, the inbox lands in the slot.
+
+    Where it waits for a person its gap is open: then it keeps the lease, too, for nothing may come
+    between its calls and their results.
+    """
+    turn = held_by(book, hold)
+    waits_on = book.lease.gap is not None and hold.held.cause == "approval"
+    if book.lease.gap is not None and not waits_on:
         raise _out_of_turn(hold, f"the tool gap of round {book.lease.gap} is open")
     draft = Draft()
     book.sent(draft, hold.sent)
     record = replace(turn.record, state="held", held=hold.held, failures=hold.failures)
     draft.put_counted("turns", (hold.agent, hold.turn), turn, record)
+    if waits_on:
+        return Plan([book.request(draft, chain)], 1)
     return free(book, draft, chain)
 
 
 def plan_end(book: SlotBook, end: EndTurn, chain: Chain) -> Plan:
     """Plan an end without a last reply: an open gap is closed first, then the inbox lands."""
-    turn = _held_by(book, end)
+    turn = held_by(book, end)
     is_answerable = end.rewind is not None and check_rewind(book, end.rewind)
     results = marker = None
     if book.lease.gap is not None:
@@ -335,7 +355,12 @@ def free(book: SlotBook, draft: Draft, chain: Chain) -> Plan:
     return Plan([book.request(draft, chain), *book.drain_all(chain)], 1)
 
 
-def _held_by(book: SlotBook, message: RecordRound | CloseGap | HoldTurn | EndTurn) -> Counted:
+def held_by(book: SlotBook, message: Any) -> Counted:
+    """The row of the turn that holds the lease, which a message of its task names.
+
+    Raises:
+        LeaseLostError: It is another's by now; nothing is planned.
+    """
     book.attach(message.agent)
     lease, turn = book.lease, book.turns.get(message.agent)
     if lease.agent != message.agent or lease.token != message.token or turn is None:
@@ -366,10 +391,12 @@ def _all_results(book: SlotBook, end: EndTurn) -> tuple[ToolResultBlock, ...]:
     """The results of the gap's calls; one that its turn does not know is said to be unknown, for a
     call without a result would make every later request of this slot refused."""
     known = {result.tool_use_id for result in end.results}
+    calls = [block for block in read_last(book.store, book.slot) if isinstance(block, ToolUseBlock)]
     missing = [
-        ToolResultBlock(tool_use_id=block.id, content=(TextBlock(text=UNKNOWN),), is_error=True)
-        for block in read_last(book.store, book.slot)
-        if isinstance(block, ToolUseBlock) and block.id not in known
+        known_of(book.store, (end.agent, end.turn, book.lease.gap or 0, place), call)
+        or ToolResultBlock(tool_use_id=call.id, content=(TextBlock(text=UNKNOWN),), is_error=True)
+        for place, call in enumerate(calls)
+        if call.id not in known
     ]
     return (*end.results, *missing)
 

@@ -35,6 +35,7 @@ from abeyance.storage.store import Committed, Guard, Put, Refused, Request, Row,
 from abeyance.storage.tables.blocks import TextBlock, ToolResultBlock, ToolUseBlock
 from abeyance.storage.tables.slots import ToolCall
 
+from .approvals import NeedsApproval, policy_problem
 from .errors import InvalidToolError, OwnershipLostError
 from .foreign import failure_of, told
 from .persistence import until_stored
@@ -109,6 +110,8 @@ class Tool:
         in_doubt: What becomes of a call that a death cut off: `report` tells the model that the
             outcome is unknown, `retry` runs it again (for idempotent tools), a function is asked.
         time_limit_s: How long a turn waits for it; a later result is recorded beside the call.
+        approve: Whether a person decides on each call before it is begun, and how long that may
+            take; `True` is `NeedsApproval()`. See docs/approvals.md.
     """
 
     name: str
@@ -117,6 +120,14 @@ class Tool:
     run: Callable[..., Any]
     in_doubt: Literal["report", "retry"] | Reconcile = "report"
     time_limit_s: float = TIME_LIMIT_S
+    approve: bool | NeedsApproval = False
+
+    @property
+    def approval(self) -> NeedsApproval | None:
+        """How its calls wait for a person; None: they do not."""
+        if isinstance(self.approve, NeedsApproval):
+            return self.approve
+        return NeedsApproval() if self.approve else None
 
     def schema(self) -> ToolSchema:
         return ToolSchema(self.name, self.description, dict(self.input_schema))
@@ -165,6 +176,9 @@ def _check_tool(tool: object, field: str) -> None:
     limit = tool.time_limit_s
     if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 < limit < 1e9:
         raise InvalidToolError(f"{field}.time_limit_s", "must be a positive number of seconds")
+    unfit = policy_problem(tool.approve)
+    if unfit is not None:
+        raise InvalidToolError(f"{field}.approve{unfit[0]}", unfit[1])
 
 
 class _Running:

@@ -23,10 +23,11 @@ from abeyance.storage.codec import encode
 from abeyance.storage.crashpoints import crashpoint, declare
 from abeyance.storage.errors import InvalidRecordError, UnreadableRecordError
 from abeyance.storage.store import Store
-from abeyance.storage.tables.blocks import Block, TextBlock, ToolResultBlock, ToolUseBlock
+from abeyance.storage.tables.blocks import Block, TextBlock, ToolUseBlock
 from abeyance.storage.tables.slots import Body, Held
 
 from .alert_book import AlertDesk
+from .approvals import denial_of
 from .call import Calls, Failed
 from .context import ContextStrategy, Summary
 from .context_post import ContextPost
@@ -49,6 +50,7 @@ from .slot_messages import (
 )
 from .slot_rows import read_content, read_placed, read_rows
 from .streaming import Showing, Stream
+from .tool_round import ToolRound
 from .tools import CallKey, Tool, ToolRunner
 from .usage_book import AccountUsage
 from .verdict import Streak
@@ -149,11 +151,14 @@ class TurnTask:
         self._chosen = chosen
         """The summary that was asked for; read already."""
         self._messages: list[ProviderMessage] = []
+        self._tool_round: ToolRound | None = None
         self._voices = Voices.of(settings.name, settings.resident)
 
     async def run(self) -> TurnOutcome:
         """Run to the turn's end, or to a hold. Cancelled: the turn's row stands as it is."""
         if self.start.cancelled_by is not None:
+            # Whoever cut this task off ends the turn, in its own way.
+            await trio.lowlevel.checkpoint()
             await self.cancel(self.start.cancelled_by)
             return TurnEnded("cancelled")
         if self.start.attempts > ATTEMPTS_MAX:
@@ -164,7 +169,9 @@ class TurnTask:
         try:
             await self._compile()
             if self.start.gap is not None:
-                await self._close_gap(self._open_calls())
+                held = await self._close_gap(self._open_calls())
+                if held is not None:
+                    return held
             return await self._rounds()
         except UnreadableRecordError as error:
             # Running it again would read the same: what cannot be read is named, and nothing sent.
@@ -185,7 +192,9 @@ class TurnTask:
             crashpoint("turn.after_round")
             if not calls:
                 return TurnEnded("done")
-            await self._close_gap(calls)
+            held = await self._close_gap(calls)
+            if held is not None:
+                return held
         raise _Unfit(f"this turn failed: it had {self.round} rounds, its bound")
 
     # -- compiling ---------------------------------------------------------------------------
@@ -220,6 +229,11 @@ class TurnTask:
             self._chosen,
             self._voices,
         )
+
+    def decided(self) -> None:
+        """A person has decided on one of its calls, or on one of an earlier round."""
+        if self._tool_round is not None:
+            self._tool_round.stir()
 
     @property
     def size(self) -> int:
@@ -261,26 +275,34 @@ class TurnTask:
         self.calls.sent = False
         self._messages.append(ProviderMessage("assistant", blocks))
 
-    async def _close_gap(self, calls: list[ToolUseBlock]) -> None:
-        """Run what the reply asked for, all at once, then close the gap in one commit."""
-        results: list[ToolResultBlock | None] = [None] * len(calls)
-
-        async def one(position: int, call: ToolUseBlock) -> None:
-            tool = self._settings.tools.get(call.name)
-            results[position] = await self._seams.runner.result(self._key(position), call, tool)
-
-        async with trio.open_nursery() as nursery:
-            for position, call in enumerate(calls):
-                nursery.start_soon(one, position, call)
+    async def _close_gap(self, calls: list[ToolUseBlock]) -> TurnHeld | None:
+        """Run what the reply asked for, all at once, then close the gap in one commit; or be held,
+        where a person decides on some of it."""
+        seams, start = self._seams, self.start
+        self._tool_round = ToolRound(
+            (start.agent, start.turn, self.round),
+            self._settings.model,
+            self._settings.tools,
+            seams.store,
+            seams.runner,
+            self._ask,
+            seams.slot,
+            self._now,
+            seams.alerts,
+        )
+        results = await self._tool_round.settle(calls)
+        if isinstance(results, Deferral):
+            return await self._hold(results)
         places: Places = await self._ask(
             CloseGap,
             round=self.round,
             message=new_message_id(self._now()),
-            results=tuple(result for result in results if result is not None),
+            results=tuple(results),
             at_ms=self._now(),
             last=self.round >= self._settings.rounds_max,
         )
         await self._read(places.first, places.last, lambda rows: render_all(rows, self._voices))
+        return None
 
     def _key(self, position: int) -> CallKey:
         return self.start.agent, self.start.turn, self.round, position
@@ -299,7 +321,7 @@ class TurnTask:
 
     async def _hold(self, deferral: Deferral) -> TurnHeld:
         # A pause or an exhausted quota has no record of its own; everything else is asked of one.
-        unrecorded = deferral.cause in ("quota", "cooldown", "host")
+        unrecorded = deferral.cause in ("quota", "cooldown", "host", "approval")
         cause: Any = deferral.cause if unrecorded else "wait"
         held = Held(agent=deferral.agent, model=deferral.model, cause=cause)
         await self._ask(HoldTurn, held=held, failures=self.calls.failures, sent=self.calls.sent)
@@ -336,7 +358,9 @@ class TurnTask:
         self._showing.void()
         runner, results = self._seams.runner, []
         for position, call in enumerate(self._open_calls()):
-            results.append(runner.recorded(self._key(position), call))
+            key = self._key(position)
+            denied = denial_of(self._seams.store, key, call)
+            results.append(denied or runner.recorded(key, call))
         receipt: RewindReceipt | None = await self._ask(
             EndTurn,
             state=state,

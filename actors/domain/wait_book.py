@@ -33,7 +33,9 @@ from .unreadable import StandIn, Unreadable
 ACCOUNT: Final = ACCOUNT_PREFIX
 """An account's waits are listed and released under this and its fingerprint, as an agent's are."""
 ACCOUNT_TABLE: Final = "account_waits"
-HoldCause: TypeAlias = Literal["wait", "unreadable", "quota", "cooldown", "host", "account"]
+HoldCause: TypeAlias = Literal[
+    "wait", "unreadable", "quota", "cooldown", "host", "account", "approval"
+]
 ActRecord: TypeAlias = Wait | WaitReleased | Override
 
 

@@ -14,6 +14,7 @@ import msgspec
 from abeyance.actors.domain.edit_rows import EditRow
 from abeyance.actors.domain.requesters import Door
 
+from .approval_reports import ApprovalsReport, DecisionReport, report_approvals
 from .protocol import ERROR_CHARS_MAX, clean_requester
 from .reports import (
     AdmissionReport,
@@ -49,9 +50,11 @@ from .reports import (
 )
 from .requests import (
     AlertsRequest,
+    ApprovalsRequest,
     CancelRunRequest,
     CancelTurnRequest,
     DeadLettersRequest,
+    DecideRequest,
     EditRequest,
     EditsRequest,
     ImportRequest,
@@ -118,6 +121,15 @@ class Controlled(Protocol):
 
     def agent(self, name: str) -> Any:
         """The handle of an agent; its turn's end, rewinds and edits are used."""
+
+    def approvals(self, agent: str | None = None) -> Sequence[Any]:
+        """Calls that wait for a person, which `ApprovalReport` mirrors."""
+
+    async def approve(self, id: str, *, requester: str, note: str, door: Door) -> Any:  # noqa: A002
+        """Let a call be made; what `DecisionReport` mirrors."""
+
+    async def deny(self, id: str, *, requester: str, note: str, door: Door) -> Any:  # noqa: A002
+        """Have a call not made; what `DecisionReport` mirrors."""
 
     def dead_letters(self, *, before: int | None, limit: int) -> Sequence[Any]:
         """Rows that `EntryReport` mirrors, the newest first."""
@@ -259,6 +271,17 @@ async def _cancel_turn(runtime: Controlled, request: CancelTurnRequest) -> Cance
     handle, by = runtime.agent(request.agent), clean_requester(request.requester)
     receipt = await handle.cancel_turn(turn=_given(request.turn), requester=by, door="cli")
     return _mirror(receipt, CancelTurnReport)
+
+
+async def _approvals(runtime: Controlled, request: ApprovalsRequest) -> ApprovalsReport:
+    return report_approvals(runtime.approvals(_given(request.agent)))
+
+
+async def _decide(runtime: Controlled, request: DecideRequest) -> DecisionReport:
+    decide = runtime.approve if request.verdict == "approve" else runtime.deny
+    by = clean_requester(request.requester)
+    receipt = await decide(request.approval, requester=by, note=request.note, door="cli")
+    return _mirror(receipt, DecisionReport)
 
 
 async def _edit(runtime: Controlled, request: EditRequest) -> EditReport:
@@ -434,6 +457,8 @@ _ANSWERS: Final[dict[type[msgspec.Struct], _Answer]] = {
     ReleaseRequest: _release,
     RewindRequest: _rewind,
     CancelTurnRequest: _cancel_turn,
+    ApprovalsRequest: _approvals,
+    DecideRequest: _decide,
     EditRequest: _edit,
     EditsRequest: _edits,
     ImportRequest: _import,

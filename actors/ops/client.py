@@ -29,6 +29,7 @@ from abeyance.actors.core.tree import DEPTH, WIDTH
 from abeyance.actors.domain.archive_book import Kind
 
 from .address import CONTROL_NAME, host_sockets
+from .approval_client import ApprovalAsks
 from .connection import (
     TIMEOUT_S,
     HostClient,
@@ -84,7 +85,7 @@ _TELLING: Final = {
 _T = TypeVar("_T")
 
 
-class ControlClient(RunAsks):
+class ControlClient(RunAsks, ApprovalAsks):
     """A connection to each live host of a state directory.
 
     Args:

@@ -16,6 +16,7 @@ import msgspec
 
 from abeyance.actors.core.tree import DEPTH, DEPTH_MAX, NODES_MAX, WIDTH
 from abeyance.actors.domain.alert_book import check_after
+from abeyance.actors.domain.approvals import read_id
 from abeyance.actors.domain.archive_book import check_number, check_page
 from abeyance.actors.domain.ingress import check_name, read_blocks
 from abeyance.actors.domain.mode import WITHIN_S, read_reason, read_window
@@ -117,6 +118,21 @@ class CancelTurnRequest(_Request, frozen=True, tag="cancel-turn"):
 
     agent: str
     turn: Annotated[int, msgspec.Meta(ge=1)] | msgspec.UnsetType = msgspec.UNSET
+    requester: str = ""
+
+
+class ApprovalsRequest(_Request, frozen=True, tag="approvals"):
+    """The tool calls that wait for a person, of one agent or of all."""
+
+    agent: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class DecideRequest(_Request, frozen=True, tag="decide"):
+    """Let a tool call that waits for a person be made, or have it not made."""
+
+    approval: str
+    verdict: Literal["approve", "deny"]
+    note: str = ""
     requester: str = ""
 
 
@@ -242,6 +258,8 @@ Request: TypeAlias = (
     | ReplayRequest
     | RewindRequest
     | CancelTurnRequest
+    | ApprovalsRequest
+    | DecideRequest
     | EditRequest
     | EditsRequest
     | QuiesceRequest
@@ -269,6 +287,7 @@ def check_request(request: Request) -> None:
         | ReleaseRequest
         | RewindRequest
         | CancelTurnRequest
+        | ApprovalsRequest
         | EditRequest
         | EditsRequest
         | ImportRequest
@@ -285,6 +304,8 @@ def check_request(request: Request) -> None:
                 "done; correct that field",
                 field="to",
             )
+    if isinstance(request, DecideRequest):
+        read_id(request.approval)
     if isinstance(request, EditRequest):
         _check_edit(request)
     if isinstance(request, UnparkRequest) and (

@@ -69,6 +69,7 @@ from .reports import (
 )
 from .requests import EVERY_MODEL
 from .run_reports import RunActReport
+from .stopped_approvals import StoppedApprovals
 from .stopped_runs import StoppedRuns
 from .stopped_schedules import StoppedSchedules
 
@@ -92,7 +93,7 @@ class _WallClock:
         return time.time_ns() // 1_000_000
 
 
-class StoppedStore(StoppedRuns, StoppedSchedules):
+class StoppedStore(StoppedRuns, StoppedSchedules, StoppedApprovals):
     """The store of a state directory, opened by this process.
 
     Args:
@@ -546,7 +547,7 @@ class StoppedStore(StoppedRuns, StoppedSchedules):
         pid, host = (0, "?") if process is None else (process.pid, process.host)
         raise AgentOwnedElsewhereError(
             f"agent {agent!r} is run by process {pid} on {host}, which serves no control socket "
-            "here; nothing was released; release it there, or stop that process first",
+            "here; nothing was done; do it there, or stop that process first",
             agent=agent,
             pid=pid,
             host=host,
@@ -573,14 +574,16 @@ def _held(turn: Turn, waits: tuple[ProviderWait, ...], *, quota: str | None) -> 
     if held is None:
         return None
     for wait in waits:
-        if (wait.agent, wait.model) == (held.agent, held.model):
+        if held.cause != "approval" and (wait.agent, wait.model) == (held.agent, held.model):
             return HeldReport(
                 model=held.model,
                 cause=held.cause,
                 deadline_ms=wait.deadline_ms,
                 reason=wait.reason,
             )
-    if quota is not None:
+    if held.cause == "approval":
+        reason = "a person decides on its calls; list the approvals for which"
+    elif quota is not None:
         reason = "quota exhausted; an operator ends this hold"
     elif held.cause in ("cooldown", "host"):
         reason = "its pause was over with its process; it goes on at the next start"

@@ -10,12 +10,13 @@ Blocking.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from abeyance.actors.domain.archive_book import Kind
 from abeyance.actors.domain.run_acts import Decision
 from abeyance.actors.domain.schedule_acts import ScheduleVerb
 
+from .approval_reports import ApprovalReport, DecisionReport
 from .client import ControlClient
 from .connection import NoHostError
 from .reports import (
@@ -48,6 +49,10 @@ class Target(Protocol):
     def release(self, agent: str, model: str = EVERY_MODEL) -> ReleaseReport: ...
     def rewind(self, agent: str, to: str | int | None) -> RewindReport: ...
     def cancel_turn(self, agent: str, turn: int | None) -> CancelTurnReport: ...
+    def approvals(self, agent: str | None = None) -> tuple[ApprovalReport, ...]: ...
+    def decide(
+        self, approval: str, verdict: Literal["approve", "deny"], note: str = ""
+    ) -> DecisionReport: ...
     def edit(
         self, agent: str, message: str | int, blocks: str | list[Any] | None
     ) -> EditReport: ...

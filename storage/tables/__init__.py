@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 
 from ..store import Record
 from .agents import Agent, Conversation, Ephemeral, Sharer
+from .approvals import Approval
 from .contexts import Context
 from .edits import Edit, Revision
 from .kept import DeadLetter, Delivery, Quarantined, Reminder
@@ -50,6 +51,7 @@ TABLES: Final[dict[str, Table]] = {
         Table("heads", (str,), (Head,)),
         Table("turns", (str, int), (Turn,)),
         Table("tool_calls", (str, int, int, int), (ToolCall,)),
+        Table("approvals", (str, int, int, int), (Approval,)),
         Table("waits", (str, str), (Wait, WaitReleased)),
         Table("account_waits", (str, str), (Wait, WaitReleased)),
         Table("overrides", (str, str, str), (Override,)),

@@ -174,12 +174,13 @@ class Wake(Record, frozen=True, kw_only=True):
 class Held(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What stops a held turn. The instant is read from the wait it names, never copied.
 
-    Of `cooldown` and `host` nothing else is stored: they are over with their process.
+    Of `cooldown` and `host` nothing else is stored: they are over with their process. Of `approval`
+    the rows of the calls that wait say until when; its tool gap is open, and it keeps the lease.
     """
 
     agent: Name
     model: Name
-    cause: Literal["wait", "quota", "cooldown", "host"]
+    cause: Literal["wait", "quota", "cooldown", "host", "approval"]
 
 
 class Head(Record, frozen=True, kw_only=True):

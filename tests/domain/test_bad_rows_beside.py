@@ -48,6 +48,7 @@ ELSEWHERE = {
     "test_bad_rows_of_kept": ("dead_letters", "quarantine", "reminders", "deliveries", "modes"),
     "test_bad_rows_of_runs": ("runs", "run_items", "run_keys", "run_index", "run_transitions"),
     "test_bad_rows_of_schedules": ("schedules", "schedule_index", "occurrences"),
+    "test_approvals": ("approvals",),
     "test_context_faults": ("contexts",),
     "test_usage_book": ("usage",),
 }

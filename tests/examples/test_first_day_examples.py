@@ -33,3 +33,15 @@ def test_stop_button_ends_the_turn_once_and_the_next_message_is_answered(tmp_pat
         "user: Never mind. Hello?",
         "assistant: Hello again.",
     ]
+
+
+def test_payment_waits_for_a_person_through_a_restart_and_is_made_once(tmp_path: Path) -> None:
+    assert play("approvals.py", str(tmp_path / "state")) == [
+        'ana wants to pay {"amount": 900, "to": "bo"}',
+        "ana/1/1/0: approved by api:cy",
+        "[the bank] 900 to bo",
+        "user: Pay bo what we owe.",
+        "assistant: (tools)",
+        "results: (tools)",
+        "assistant: Done.",
+    ]

@@ -17,7 +17,12 @@ from abeyance.actors.ops import cli
 NOBODY = 65_534
 ARGUMENTS = (
     *(["status"], ["waits"], ["check"], ["alerts"], ["dead-letters"], ["tree"]),
-    *(["release", "ana"], ["rewind", "ana", "--undo"], ["cancel-turn", "ana"]),
+    *(
+        ["release", "ana"],
+        ["rewind", "ana", "--undo"],
+        ["cancel-turn", "ana"],
+        ["approve", "ana/1/1/0"],
+    ),
     *(["edits", "ana"], ["edit", "ana", "--undo", "1"]),
 )
 

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 import pytest
 import trio
 
-from abeyance.actors import AgentSpec, HostedRuntime, RunContext, Runtime, open_runtime
+from abeyance.actors import AgentSpec, HostedRuntime, RunContext, Runtime, Tool, open_runtime
 from abeyance.actors.core.errors import AbeyanceError
 from abeyance.actors.domain.errors import InvalidInputError, NotPermittedError
 from abeyance.actors.domain.protocol import RecordWait
 from abeyance.actors.domain.requesters import OperatorAct
 from abeyance.actors.ops import cli
 from abeyance.actors.providers import CapacityExhaustedError, Exhaustion
-from abeyance.actors.testing import ScriptedProvider, fail, reply
+from abeyance.actors.testing import ScriptedProvider, call_tool, fail, reply
 
 from .test_control import asked, in_thread, request
 from .test_entries import Crashing, crash
@@ -65,6 +65,20 @@ ACTS: dict[str, Act] = {
         lambda host, by: host.agent("dee").cancel_turn(requester=by),
         {"verb": "cancel-turn", "agent": "dee"},
         ("cancel-turn", "dee"),
+    ),
+    "approve": Act(
+        "eli",
+        lambda runtime, by: runtime.approve("eli/1/1/0", requester=by),
+        lambda host, by: host.approve("eli/1/1/0", requester=by),
+        {"verb": "decide", "approval": "eli/1/1/0", "verdict": "approve"},
+        ("approve", "eli/1/1/0"),
+    ),
+    "deny": Act(
+        "eli",
+        lambda runtime, by: runtime.deny("eli/1/1/0", requester=by),
+        lambda host, by: host.deny("eli/1/1/0", requester=by),
+        {"verb": "decide", "approval": "eli/1/1/0", "verdict": "deny"},
+        ("approve", "eli/1/1/0", "--deny"),
     ),
     "undo_rewind": Act(
         "ana",
@@ -216,6 +230,13 @@ async def prepare(runtime: Runtime) -> None:
     )
     await dee.send("go")
     await dee.wait_idle()
+    pay = Tool("pay", "", {"type": "object"}, lambda: None, approve=True)
+    script = [call_tool("pay"), reply("paid")]
+    eli = await runtime.add_agent(
+        AgentSpec(name="eli", provider=ScriptedProvider(script), model="m", tools=[pay])
+    )
+    await eli.send("go")
+    await eli.wait_idle()
     await runtime._ledger.ask(RecordWait("ana", "m", None, "slow down"))
     await runtime.open_conversation("ana", channel="c")
     await crash(runtime, "one")
@@ -236,6 +257,10 @@ async def stands(runtime: Runtime) -> dict[str, Any]:
         "waits": runtime.provider_waits(),
         "transcript": [each.text async for each in runtime.agent("ana").transcript()],
         "agents": sorted(runtime._members),
+        "approvals": [
+            (row.record.state, row.record.by)  # type: ignore[union-attr]
+            for _, row in runtime._store.scan("approvals")
+        ],
         "turns": [row.record.state for _, row in runtime._store.scan("turns", ("dee",))],  # type: ignore[union-attr]
         "runs": {each.id: len(runtime.run_history(each.id)) for each in runtime.runs()},
         "schedules": {each.name: each.state for each in runtime.schedules()},
@@ -261,7 +286,7 @@ class Gate:
 def expected(verb: str, runtime: Runtime, by: str) -> OperatorAct:
     agent = ACTS[verb].agent
     if verb == "close":
-        (agent,) = (name for name in runtime._members if name not in ("ana", "dee"))
+        (agent,) = (name for name in runtime._members if name not in ("ana", "dee", "eli"))
     return OperatorAct(verb, agent, by)
 
 

@@ -31,6 +31,7 @@ from abeyance.storage.store import (
 )
 from abeyance.storage.tables import TABLES
 from abeyance.storage.tables.agents import Agent, Conversation, Ephemeral, Sharer
+from abeyance.storage.tables.approvals import Approval
 from abeyance.storage.tables.blocks import (
     TextBlock,
     ThinkingBlock,
@@ -127,6 +128,18 @@ RECORDS = {
     ),
     "tool_calls": ToolCall(
         id="c", name="look", state="done", result=(TextBlock(text="r"),), started_ms=1, ended_ms=2
+    ),
+    "approvals": Approval(
+        id="c",
+        tool="pay",
+        input="{}",
+        state="denied",
+        otherwise="deny",
+        asked_ms=1,
+        deadline_ms=2,
+        by="api:ops",
+        note="no",
+        decided_ms=2,
     ),
     "waits": WaitReleased(by="ops", at_ms=3, act="x"),
     "account_waits": WaitReleased(by="ops", at_ms=3, act="x"),
