@@ -3,7 +3,7 @@
 Invariants:
     I1. Whoever deletes `_claim` settles; every other finds it gone, and lost. To delete a slot is
         one step of the interpreter, and so is the store of `_outcome` after it: no other thread
-        and no signal handler comes between the two, as neither calls anything.
+        and no signal handler comes between the two, as nothing is called there (a test looks).
     I2. A callback is called exactly once: it is appended, then `_watched` is set, then the outcome
         is looked at again; the settler publishes, then looks at `_watched`, then pops. Every order
         pops it, and a pop is atomic. A task that is about to wait takes its own back instead of
@@ -112,7 +112,8 @@ class Target:
             del self._claim
         except AttributeError:
             return False
-        self._outcome = outcome
+        else:  # Not behind the handler: nothing is to come in between (I1).
+            self._outcome = outcome
         if self._watched:
             self._settled()
         return True
@@ -286,8 +287,12 @@ class TrioFuture(Target, pykka.Future[T]):
             self._settled()
 
     def _settled(self) -> None:
-        super()._settled()
-        callbacks = self.__dict__.get("_callbacks")
+        # As the base, without the call and its search for what is mostly the class's default.
+        state = self.__dict__
+        slot = state.get("_slot")
+        if slot is not None:
+            slot.discard(self)
+        callbacks = state.get("_callbacks")
         while callbacks:
             try:
                 callback = callbacks.pop()

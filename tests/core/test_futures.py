@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import queue
 import threading
 
@@ -17,6 +18,8 @@ from abeyance.actors.core import (
     TrioFuture,
     WouldDeadlockError,
 )
+from abeyance.actors.core.future import Target
+from abeyance.actors.core.serving import serve
 
 
 class Echo(TrioActor):
@@ -275,6 +278,17 @@ def test_future_settled_by_many_threads_is_settled_once_and_wakes_everyone():
         assert sorted(wins) == [False, True]
         assert len(set(woken)) == 1
         assert len(woken) == 2
+
+
+@pytest.mark.parametrize("code", [Target._settle, serve], ids=["settle", "serve"])
+def test_nothing_can_come_between_the_claim_of_an_outcome_and_its_publication(code):
+    """Threads and signal handlers get a turn at calls, jumps back and awaits, and at nothing else:
+    a claim without an outcome would leave whoever waits for it waiting for ever."""
+    steps = [(step.opname, step.argval) for step in dis.get_instructions(code)]
+    claim = steps.index(("DELETE_ATTR", "_claim"))
+    publish = steps.index(("STORE_ATTR", "_outcome"), claim)
+    between = {opname for opname, _ in steps[claim + 1 : publish]}
+    assert all(opname == "NOP" or opname.startswith("LOAD_FAST") for opname in between), between
 
 
 def test_future_of_a_run_that_ended_can_be_settled_all_the_same():
