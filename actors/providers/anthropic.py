@@ -26,9 +26,12 @@ class AnthropicProvider(SdkProvider):
         first_event_s: Seconds until the first event that is no ping.
         call_s: Seconds for the whole call.
         clock: The wall clock that stated waits are counted from.
+        account: A name of yours for the account that the keys are of. With
+            `open_runtime(account_waits=True)` its limits are then its own through every rotation of
+            a key. None: each key is an account of its own, and a function's keys are of none.
     Raises:
         ProviderNotInstalledError: The extra `abeyance[anthropic]` is not installed.
-        ValueError: There is no key, or a deadline is not positive.
+        ValueError: There is no key, a deadline is not positive, or `account` is no name.
     """
 
     def __init__(
@@ -40,12 +43,14 @@ class AnthropicProvider(SdkProvider):
         first_event_s: float = 900.0,
         call_s: float = 3600.0,
         clock: Clock | None = None,
+        account: str | None = None,
     ) -> None:
         key = checked(
             api_key,
             "ANTHROPIC_API_KEY",
             os.environ.get("ANTHROPIC_API_KEY"),
             deadlines_s=(byte_idle_s, first_event_s, call_s),
+            account=account,
         )
         sdk = _import_sdk()
 
@@ -69,6 +74,7 @@ class AnthropicProvider(SdkProvider):
             first_event_s=first_event_s,
             call_s=call_s,
             clock=clock,
+            account=account,
         )
 
     def _response(

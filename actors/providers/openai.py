@@ -36,10 +36,13 @@ class OpenAIProvider(SdkProvider):
         first_event_s: Seconds until the first event.
         call_s: Seconds for the whole call.
         clock: The wall clock that stated waits are counted from.
+        account: A name of yours for the account that the keys are of. With
+            `open_runtime(account_waits=True)` its limits are then its own through every rotation of
+            a key. None: each key is an account of its own, and a function's keys are of none.
     Raises:
         ProviderNotInstalledError: The extra `abeyance[openai]` is not installed.
-        ValueError: There is no key, a deadline is not positive, or `api` or `output_limit` is
-            neither of its two words.
+        ValueError: There is no key, a deadline is not positive, `account` is no name, or `api` or
+            `output_limit` is neither of its two words.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class OpenAIProvider(SdkProvider):
         first_event_s: float = 900.0,
         call_s: float = 3600.0,
         clock: Clock | None = None,
+        account: str | None = None,
     ) -> None:
         if api not in ("responses", "chat"):
             raise ValueError(f"api is 'responses' or 'chat', not {api!r}")
@@ -66,6 +70,7 @@ class OpenAIProvider(SdkProvider):
             "OPENAI_API_KEY",
             os.environ.get("OPENAI_API_KEY"),
             deadlines_s=(byte_idle_s, first_event_s, call_s),
+            account=account,
         )
         sdk = _import_sdk()
 
@@ -89,6 +94,7 @@ class OpenAIProvider(SdkProvider):
             first_event_s=first_event_s,
             call_s=call_s,
             clock=clock,
+            account=account,
         )
 
     def _response(

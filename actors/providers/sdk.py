@@ -96,6 +96,8 @@ class SdkProvider:
         client: Makes the SDK's client out of a key and an HTTP client. The key is
             `KEY_OF_A_FUNCTION` where a function gives it before each call.
         status_error: The SDK's error for a response with a status of failure.
+        account: What the host calls the account that its keys are of; None where a key is all that
+            is known of it.
     """
 
     carries_injections = True
@@ -111,8 +113,10 @@ class SdkProvider:
         first_event_s: float,
         call_s: float,
         clock: Clock | None,
+        account: str | None,
     ) -> None:
         self._name = name
+        self._account = account
         self._status_error = status_error
         self._first_event_s = first_event_s
         self._call_s = call_s
@@ -133,7 +137,12 @@ class SdkProvider:
         return self._call_s
 
     def credential(self, salt: str) -> str | None:
-        """A fingerprint of the API key; None where a function returns it, since it may change."""
+        """A fingerprint of the account's name, which stays when its key is rotated.
+
+        Without a name it is the key's; None where a function returns the key, since it may change.
+        """
+        if self._account is not None:
+            return fingerprint(f"\0account {self._account}", salt)
         return None if self._key is not None else fingerprint(str(self._client.api_key), salt)
 
     async def call(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
@@ -298,13 +307,20 @@ class SdkProvider:
 
 
 def checked(
-    api_key: ApiKey, variable: str, value: str | None, *, deadlines_s: tuple[float, ...]
+    api_key: ApiKey,
+    variable: str,
+    value: str | None,
+    *,
+    deadlines_s: tuple[float, ...],
+    account: str | None,
 ) -> ApiKey:
     """Return the key that an adapter is to use: its own, or an environment variable's value.
 
     Raises:
-        ValueError: There is no key, or a deadline is not positive.
+        ValueError: There is no key, a deadline is not positive, or `account` is no name.
     """
+    if account is not None and not (isinstance(account, str) and account.strip()):
+        raise ValueError(f"account is the name of an account, not {account!r}")
     for seconds in deadlines_s:
         if not seconds > 0:
             raise ValueError(f"a provider's deadline is a positive number, not {seconds!r}")

@@ -66,6 +66,7 @@ def test_a_file_declares_providers_and_agents(tmp_path: Path, monkeypatch: pytes
         [providers.a]
         kind = "anthropic"
         api_key_env = "KEY"
+        account = "team"
         byte_idle_s = 5
 
         [providers.o]
@@ -120,6 +121,7 @@ WITHOUT = {
     "providers.here.api_key_env": ECHO.replace('"echo"', '"anthropic"'),
     "providers.here.api": ECHO.replace('"echo"', '"openai"\napi = "completions"'),
     "providers.here.call_s": ECHO.replace('"echo"', '"openai"\ncall_s = 0'),
+    "providers.here.account": ECHO.replace('"echo"', '"openai"\naccount = " "'),
     "agents.ana.modell": ECHO.replace('model = "m"', 'model = "m"\nmodell = "m"', 1),
     "agents.ana.model": ECHO.replace('model = "m"', "model = 5", 1),
     "agents.ana.provider": ECHO.replace('provider = "here"', 'provider = "there"', 1),

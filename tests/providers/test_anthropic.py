@@ -527,6 +527,30 @@ async def test_a_key_is_told_from_others_by_a_salted_fingerprint_and_a_function_
     assert "sk-one" not in str(marks)
 
 
+async def test_an_account_with_a_name_stays_the_same_when_its_key_is_rotated() -> None:
+    marks = []
+    for key, account in (
+        ("sk-one", "team"),
+        ("sk-two", "team"),
+        (lambda: "sk-three", "team"),
+        ("sk-one", "lab"),
+        ("sk-one", None),
+        ("account team", None),
+    ):
+        provider = AnthropicProvider(api_key=key, base_url="http://127.0.0.1:1", account=account)
+        marks.append(provider.credential("store"))
+        await provider.aclose()
+    assert marks[0] == marks[1] == marks[2]
+    assert len(set(marks)) == 4  # A name, another, a key alone, and one that reads like a name.
+    assert "team" not in str(marks)
+
+
+@pytest.mark.parametrize("account", ["", "  ", 7])
+def test_an_account_without_a_name_is_refused(account: Any) -> None:
+    with pytest.raises(ValueError, match="account is the name"):
+        AnthropicProvider(api_key="none", account=account)
+
+
 @pytest.mark.behaviour("S-014")
 @pytest.mark.parametrize("answer", ["limited", "exhausted", "stalled"])
 async def test_adapter_that_met_a_wall_leaves_no_timer_and_no_task(answer: str) -> None:

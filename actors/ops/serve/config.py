@@ -36,6 +36,7 @@ _KEY: Final = re.compile(
 """What the schema says of a key that is there, or is not."""
 
 _Text: TypeAlias = Annotated[str, Meta(min_length=1)]
+_Name: TypeAlias = Annotated[str, Meta(pattern=r"\S")]
 _Count: TypeAlias = Annotated[int, Meta(ge=1)]
 _Seconds: TypeAlias = Annotated[float, Meta(gt=0)]
 
@@ -44,20 +45,22 @@ class _Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag
     pass
 
 
-class _Deadlines(_Config, frozen=True):
+class _Sdk(_Config, frozen=True):
+    account: _Name | None = None
     byte_idle_s: _Seconds = 120.0
     first_event_s: _Seconds = 900.0
     call_s: _Seconds = 3_600.0
 
-    def deadlines(self) -> dict[str, Any]:
+    def common(self) -> dict[str, Any]:
         return {
+            "account": self.account,
             "byte_idle_s": self.byte_idle_s,
             "first_event_s": self.first_event_s,
             "call_s": self.call_s,
         }
 
 
-class AnthropicConfig(_Deadlines, frozen=True, tag="anthropic"):
+class AnthropicConfig(_Sdk, frozen=True, tag="anthropic"):
     """`abeyance.actors.providers.AnthropicProvider`."""
 
     api_key_env: _Text = "ANTHROPIC_API_KEY"
@@ -69,11 +72,11 @@ class AnthropicConfig(_Deadlines, frozen=True, tag="anthropic"):
         return AnthropicProvider(
             api_key=_key(self.api_key_env, environment),
             base_url=self.base_url,
-            **self.deadlines(),
+            **self.common(),
         )
 
 
-class OpenAIConfig(_Deadlines, frozen=True, tag="openai"):
+class OpenAIConfig(_Sdk, frozen=True, tag="openai"):
     """`abeyance.actors.providers.OpenAIProvider`."""
 
     api_key_env: _Text = "OPENAI_API_KEY"
@@ -91,7 +94,7 @@ class OpenAIConfig(_Deadlines, frozen=True, tag="openai"):
             base_url=self.base_url,
             service=self.service,
             output_limit=self.output_limit,
-            **self.deadlines(),
+            **self.common(),
         )
 
 
