@@ -33,7 +33,8 @@ from .domain.imports import (
     plan_import,
     report_dry,
 )
-from .domain.slot_batches import OPS_AN_ACCEPT, ROWS_BYTES_MAX
+from .domain.slot_accepts import OPS_AN_ACCEPT
+from .domain.slot_batches import ROWS_BYTES_MAX
 from .domain.slot_messages import AcceptMany, Receipt
 
 if TYPE_CHECKING:

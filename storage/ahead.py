@@ -29,7 +29,7 @@ def make_ready(request: Request, limits: Limits) -> Generator[None, None, Reques
 
     Its keys and values are looked at now: a store with the same limits takes it without a look.
     """
-    if request.appends or request.ops > limits.ops_max:
+    if request.appends or request.rows or request.ops > limits.ops_max:
         return request
     whole = Prepared([], [], [], (), request.chain)
     reads: dict[str, list[bytes]] = defaultdict(list)
@@ -59,6 +59,7 @@ def make_ready(request: Request, limits: Limits) -> Generator[None, None, Reques
         request.deletes,
         request.appends,
         request.chain,
+        (),
         whole,
         dict(reads),
         limits,

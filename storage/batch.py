@@ -20,6 +20,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
+from . import codec
 from .errors import InvalidRequestError, RequestTooLargeError, UnreadableRecordError
 from .keys import encode_key, encoder
 from .store import Append, Chain, Delete, Guard, Key, Limits, NotStored, Refused, Request, Value
@@ -144,6 +145,8 @@ def prepare(batch: Sequence[Request], limits: Limits) -> Batch:
                 reads[table] += keys
             continue
         try:
+            if request.rows:
+                request = codec.spread(request)
             ready.append(check_one(request, limits, reads, appended, known))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise _explain(index, request, error) from error

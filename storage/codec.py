@@ -13,7 +13,9 @@ A value on disk is a msgpack map, its fields always in this order:
               started from crc32(table, 00, the bytes of k and v))
 
 Invariants:
-    I1  A body was checked against its record's strict schema, as packed, before it is written.
+    I1  A body was checked against its record's strict schema, as packed, before it is written. The
+        rows of an accepted message are made of what was checked where it came in, and are not
+        looked at again (`pack_sound`).
     I2  A row is handed out only after checksum, kind, version and schema were checked.
     I3  Equal records have equal bodies: fields are packed in the schema's order.
 
@@ -35,7 +37,7 @@ from msgspec.structs import asdict
 
 from .errors import InvalidRecordError, StorageError, UnreadableRecordError
 from .keys import decode_key
-from .store import Key, Record, Row, Value
+from .store import Guard, Key, Put, Record, Request, Row, Value
 from .tables import TABLES
 from .tables.blocks import TextBlock
 from .tables.slots import Body
@@ -97,7 +99,7 @@ def pack(value: Any) -> bytes:
     return _packers.pack(value)  # type: ignore[no-any-return]
 
 
-def _pack_record(record: Record) -> bytes:
+def _pack_any(record: Record) -> bytes:
     if type(record) is Body:
         for block in record.blocks:
             if type(block) is not TextBlock:
@@ -113,7 +115,7 @@ def _refuse_type(value: Any) -> NoReturn:
 
 
 _pack_typed: Final = msgspec.msgpack.Encoder(enc_hook=_refuse_type).encode
-"""Packs the same bytes as `_pack_record` at a tenth of its cost, but takes more types than are read
+"""Packs the same bytes as `_pack_any` at a tenth of its cost, but takes more types than are read
 back. For records whose schema names every type, so that its check refuses the others."""
 
 
@@ -140,16 +142,13 @@ _KINDS: Final[dict[type[Record], _Kind]] = {
         record.VERSION,
         record,
         msgspec.msgpack.Decoder(record),
-        _pack_record if _holds_anything(msgspec.inspect.type_info(record)) else _pack_typed,
+        _pack_any if _holds_anything(msgspec.inspect.type_info(record)) else _pack_typed,
     )
     for table in TABLES.values()
     for record in table.kinds
 }
-_ENCODED: Final = {
-    record: (known.kind, known.version, known.pack, known.check.decode)
-    for record, known in _KINDS.items()
-}
-"""What encoding a record takes, in a plain tuple: each part of a named one is a look-up."""
+_ENCODED: Final = {record: (known.pack, known.check.decode) for record, known in _KINDS.items()}
+"""What packing a record takes, in a plain tuple: each part of a named one is a look-up."""
 _BY_TABLE: Final[dict[str, dict[str, _Kind]]] = {
     table.name: {record.KIND: _KINDS[record] for record in table.kinds} for table in TABLES.values()
 }
@@ -178,7 +177,17 @@ def encode(record: Record, *, allotted: int | None = None) -> Value:
     Raises:
         InvalidRecordError: A field is not what the schema asks for; `kind` and `field` name it.
     """
-    known = _ENCODED.get(type(record))
+    body = pack_record(record)
+    return Value(record.KIND, record.VERSION, body, _crc32(body), allotted)
+
+
+def pack_record(record: Record) -> bytes:
+    """Check a record against its schema and pack it: the body of a row.
+
+    Raises:
+        InvalidRecordError: As `encode`.
+    """
+    known = _ENCODED.get(record.__class__)
     if known is None:
         raise InvalidRecordError(
             f"{type(record).__name__} is no record of any table; nothing was encoded; "
@@ -186,13 +195,30 @@ def encode(record: Record, *, allotted: int | None = None) -> Value:
             kind=type(record).__name__,
             field="",
         )
-    kind, version, pack_record, check = known
     try:
-        body = pack_record(record)
-        check(body)
+        body = known[0](record)
+        known[1](body)
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
         _refuse_record(_KINDS[type(record)], record, error)
-    return Value(kind, version, body, _crc32(body), allotted)
+    return body
+
+
+pack_sound: Final = _pack_typed
+"""Pack a record as `pack_record` does, unchecked: for one whose every field was checked where it
+came from. A record that holds what no schema names, a tool's input, is never packed so."""
+
+
+def spread(request: Request) -> Request:
+    """The same request, with each of its `rows` as a put, and as a guard where it is fresh."""
+    guards, puts = list(request.guards), list(request.puts)
+    for rows in request.rows:
+        if rows.fresh:
+            guards += [Guard(rows.table, key, 0) for key in rows.keys]
+        puts += [
+            Put(rows.table, key, Value(rows.kind, rows.version, body, _crc32(body)))
+            for key, body in zip(rows.keys, rows.bodies, strict=True)
+        ]
+    return Request(tuple(guards), tuple(puts), request.deletes, request.appends, request.chain)
 
 
 def checksum(body: bytes) -> int:
@@ -225,29 +251,26 @@ def frame_all(
 
 
 def frame_made(
-    table: str, keys: Iterable[bytes], values: Iterable[Value]
+    table: str, kind: str, version: int, keys: list[bytes], bodies: list[bytes]
 ) -> list[tuple[bytes, bytes]]:
-    """Frame rows of one table that are made, so that each has the counter 1 and no allotted key.
+    """Frame rows of one table and kind that are made, so that each has the counter 1 and no
+    allotted key.
 
     As `frame_all`, at half its cost: what such rows have in common is packed once.
     """
+    middle, start_crc = _start(table, kind, version)
+    start_crc = _crc32(_ONE, start_crc)
+    head = struct.Struct(f">{len(_MADE)}sI{len(middle) + 3}sB").pack
+    short = middle + b"\xa1b\xc4"
     framed: list[tuple[bytes, bytes]] = []
-    add, crc32, pack_crc = framed.append, _crc32, _CRC.pack
-    known: tuple[str, int] | None = None
-    for key, value in zip(keys, values, strict=True):
-        body = value.body
-        if known is None or value.kind != known[0] or value.version != known[1]:
-            known = (value.kind, value.version)
-            middle, start_crc = _start(table, *known)
-            start_crc = crc32(_ONE, start_crc)
-            head = struct.Struct(f">{len(_MADE)}sI{len(middle) + 3}sB").pack
-            middle += b"\xa1b\xc4"
-        crc = crc32(pack_crc(value.body_crc) + key, start_crc)
+    add, crc32, pack_crc, made = framed.append, _crc32, _CRC.pack, _MADE
+    for key, body in zip(keys, bodies, strict=True):
+        crc = crc32(pack_crc(crc32(body)) + key, start_crc)
         size = len(body)
         if size < 256:
-            add((key, head(_MADE, crc, middle, size) + body))
+            add((key, head(made, crc, short, size) + body))
         else:
-            add((key, _MADE + pack_crc(crc) + middle[:-3] + b"\xa1b" + _bin_head(size) + body))
+            add((key, made + pack_crc(crc) + middle + b"\xa1b" + _bin_head(size) + body))
     return framed
 
 

@@ -29,6 +29,7 @@ _BYTES: Final = 1
 _TEXT: Final = 2
 _INT: Final = 3
 _END_AND_INT: Final = struct.Struct(">2sQ").pack
+_INT_ALONE: Final = struct.Struct(">Q").pack
 _NAMES: Final = {str: "text", int: "an integer", bytes: "bytes"}
 
 
@@ -99,6 +100,54 @@ def encoder(shape: tuple[type, ...]) -> Callable[[Key], bytes]:
     if found is None:
         found = _ENCODERS[shape] = lambda key: _encode_whole(shape, key)
     return found
+
+
+def column_encoder(shape: tuple[type, ...]) -> Callable[[list[Key]], list[bytes]]:
+    """The encoder of many keys of one shape: what keys behind one another share is encoded once."""
+    return _COLUMN_ENCODERS.get(shape) or _each(encoder(shape))
+
+
+def _each(encode: Callable[[Key], bytes]) -> Callable[[list[Key]], list[bytes]]:
+    return lambda keys: [encode(key) for key in keys]
+
+
+def _encode_texts_ints(keys: list[Key]) -> list[bytes]:
+    raws: list[bytes] = []
+    last: object = None
+    start, pack = b"", _INT_ALONE
+    for key in keys:
+        text, number = key if len(key) == 2 else (None, None)
+        if text is last and number.__class__ is int and key.__class__ is tuple:
+            try:
+                raws.append(start + pack(number))
+                continue
+            except struct.error:
+                pass  # Refused below, with the part's name.
+        raws.append(_encode_text_int(key))
+        # No key but one that was encoded whole is gone by.
+        last, start = text, raws[-1][:-8]
+    return raws
+
+
+def _encode_texts_texts(keys: list[Key]) -> list[bytes]:
+    raws: list[bytes] = []
+    last: object = None
+    start = b""
+    for key in keys:
+        first, second = key if len(key) == 2 else (None, None)
+        if (
+            first is last
+            and second.__class__ is str
+            and key.__class__ is tuple
+            and second.isprintable()
+        ):
+            raw = start + f"\2{second}\0".encode()
+            if len(raw) <= KEY_BYTES_MAX:
+                raws.append(raw)
+                continue
+        raws.append(_encode_text_text(key))
+        last, start = first, _encode_text((first,))  # type: ignore[arg-type]
+    return raws
 
 
 # Printable text holds neither 00 nor 01, so it needs no escaping; whatever is not plainly a key of
@@ -198,4 +247,8 @@ _ENCODERS: Final[dict[tuple[type, ...], Callable[[Key], bytes]]] = {
     (str,): _encode_text,
     (str, int): _encode_text_int,
     (str, str): _encode_text_text,
+}
+_COLUMN_ENCODERS: Final[dict[tuple[type, ...], Callable[[list[Key]], list[bytes]]]] = {
+    (str, int): _encode_texts_ints,
+    (str, str): _encode_texts_texts,
 }

@@ -1,9 +1,10 @@
 """Batches that only make rows: what nearly every batch of accepted messages is.
 
-Such a batch is not weighed request by request. Its guards are of two kinds: those that several
-requests share (of an owner's row), which are read once, and those that say that a row which the
-request itself makes is not there yet, which the engine sees to while it puts the row. Where one of
-either does not hold, the batch is decided as any other, anew and in another transaction.
+Their requests name what they make by `Request.rows`. Such a batch is not weighed request by
+request. Its guards are of two kinds: those that several requests share (of an owner's row), which
+are read once, and those that say that a row which the request itself makes is not there yet, which
+the engine sees to while it puts the row. Where one of either does not hold, or a row is there that
+might be put over, the batch is decided as any other, anew and in another transaction.
 
 Invariants:
     I1  A plain batch that was written is what `decide` would have made of it: every request holds.
@@ -14,17 +15,31 @@ Runs in: `plain_of` in the submitting thread; the rest in the writer thread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeAlias
 
 from .batch import Batch, prepare, shape_of
 from .errors import InvalidRequestError
-from .store import Chain, Key, Limits, Put, Request, Value
+from .keys import column_encoder
+from .store import Chain, Key, Limits, Request
+from .tables import TABLES
 
 MADE: Final = ("ids", "bodies", "inbox", "slots", "wakes")
-"""Tables whose rows are made far more often than changed, in the order in which a plain request
-puts them: at most one a table, so that it names no key twice."""
-_SHAPES: Final = tuple((table, *shape_of(table)) for table in MADE)
+"""Tables whose rows are made far more often than changed, each of one kind, in the order in which a
+request names them: each once, so that it names no key twice."""
+
+Made: TypeAlias = tuple[str, int, list[bytes], list[bytes]]
+"""Kind and version of a table's rows, their keys, and the bodies beside them. Lists of these, not
+of pairs: a thousand requests in flight were four thousand of them, all the collector's."""
+_Shape: TypeAlias = tuple[int, str, int, Callable[[list[Key]], list[bytes]]]
+
+
+def _shape_of(place: int, table: str) -> _Shape:
+    (record,) = TABLES[table].kinds
+    return place, record.KIND, record.VERSION, column_encoder(TABLES[table].key)
+
+
+_SHAPES: Final = {table: _shape_of(place, table) for place, table in enumerate(MADE)}
 
 
 class Plain:
@@ -38,7 +53,7 @@ class Plain:
         limits: Limits,
         guards: list[tuple[str, bytes, int]],
         chains: list[Chain],
-        rows: dict[str, tuple[list[bytes], list[Value]]],
+        rows: dict[str, Made],
     ) -> None:
         self.requests = requests
         self._limits = limits
@@ -46,8 +61,7 @@ class Plain:
         """Table, key and counter of those of rows that the batch does not make."""
         self.chains = chains
         self.rows = rows
-        """By table: the keys of what is made, and the values beside them. Lists of these, not of
-        pairs: a thousand requests in flight were four thousand of them, all the collector's."""
+        """By table, what is made."""
 
     def weighed(self) -> Batch:
         """The same batch, for being decided request by request."""
@@ -67,54 +81,54 @@ def plain_of(batch: Sequence[Request], limits: Limits) -> Plain | None:
 
 
 def _plain_of(batch: Sequence[Request], limits: Limits) -> Plain | None:
-    rows: dict[str, tuple[list[bytes], list[Value]]] = {table: ([], []) for table in MADE}
-    shapes = {
-        table: (place, encode, kinds, rows[table][0].append, rows[table][1].append)
-        for place, (table, encode, kinds) in enumerate(_SHAPES)
-    }
+    made: dict[str, Made] = {}
     # By identity: requests of one sender share the guard of their owner row and their chain, which
     # are looked at once. The batch holds them all, so that no identity is given away meanwhile.
     guards: dict[int, tuple[str, bytes, int]] = {}
     chains: dict[int, Chain] = {}
-    ops_max, size_max = limits
     for request in batch:
-        puts = request.puts
-        if request.deletes or request.appends or len(puts) + len(request.guards) > ops_max:
+        if request.puts or request.deletes or request.appends or request.ops > limits.ops_max:
             return None
         chain = request.chain
-        if chain is not None and id(chain) not in chains:
+        if chain is not None:
             chains[id(chain)] = chain
-        last: object = None
-        encode_last: object = None
-        raw, size, before = b"", 0, -1
-        for put in puts:
-            key, value = put.key, put.value
-            place, encode, kinds, add_key, add_value = shapes[put.table]
-            if place <= before or value.kind not in kinds or value.allotted is not None:
-                return None
-            before = place
-            if key is not last or encode is not encode_last:
-                raw, last, encode_last = encode(key), key, encode
-            size += len(value.body) + len(raw)
-            add_key(raw)
-            add_value(value)
-        if size > size_max:
+        size = _make(request, made)
+        if size is None or size > limits.payload_bytes_max:
             return None
         for guard in request.guards:
-            if id(guard) in guards:
-                continue
-            table, key = guard.table, guard.key
-            if table not in shapes:
-                guards[id(guard)] = (table, shape_of(table)[0](key), guard.counter)
-            elif guard.counter or not _makes(puts, table, key):
-                return None
-    if not any(keys for keys, _ in rows.values()):
+            if id(guard) not in guards:
+                if guard.table in _SHAPES:
+                    return None
+                raw = shape_of(guard.table)[0](guard.key)
+                guards[id(guard)] = (guard.table, raw, guard.counter)
+    if not made:
         return None
-    return Plain(batch, limits, list(guards.values()), list(chains.values()), rows)
+    return Plain(batch, limits, list(guards.values()), list(chains.values()), made)
 
 
-def _makes(puts: tuple[Put, ...], table: str, key: Key) -> bool:
-    for put in puts:
-        if put.table == table:
-            return put.key is key or put.key == key
-    return False
+def _make(request: Request, made: dict[str, Made]) -> int | None:
+    """Add a request's rows to the batch's; how many bytes they are, or None: they are not plain."""
+    size, before = 0, -1
+    # Tables of one shape may share a list of keys: it is encoded once.
+    keys: list[Key] = []
+    encode_last: object = None
+    raws: list[bytes] = []
+    for rows in request.rows:
+        place, kind, version, encode = _SHAPES[rows.table]
+        if place <= before or rows.kind != kind or rows.version != version:
+            return None
+        before = place
+        if rows.keys is not keys or encode is not encode_last:
+            keys, encode_last = rows.keys, encode
+            raws = encode(keys)
+            if len(set(raws)) != len(raws):
+                return None
+        bodies = rows.bodies
+        if len(bodies) != len(raws):
+            return None
+        size += sum(map(len, raws)) + sum(map(len, bodies))
+        if raws:
+            _, _, all_keys, all_bodies = made.setdefault(rows.table, (kind, version, [], []))
+            all_keys += raws
+            all_bodies += bodies
+    return size

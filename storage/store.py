@@ -94,6 +94,24 @@ class Append(_Data, frozen=True, gc=False):
     value: Value
 
 
+class Rows(_Data, frozen=True, gc=False):
+    """Many puts of one table and kind, in columns: what would be an object a row is two list items.
+
+    A key occurs at most once.
+    """
+
+    table: str
+    kind: str
+    version: int
+    keys: list[Key]
+    """Like `bodies` not changed any more. Requests may share a list of keys, which is then encoded
+    once for all tables of one shape."""
+    bodies: list[bytes]
+    """A record each, as `codec.pack_record` packs it."""
+    fresh: bool = False
+    """Whether the request is refused where one of the rows is there: a guard of each with 0."""
+
+
 class Chain(_Data, frozen=True, gc=False):
     """The sender whose requests build on one another, and its count of refusals learnt so far.
 
@@ -117,10 +135,13 @@ class Request(_Data, frozen=True, gc=False):
     deletes: tuple[Delete, ...] = ()
     appends: tuple[Append, ...] = ()
     chain: Chain | None = None
+    rows: tuple[Rows, ...] = ()
+    """Puts, and guards where they are `fresh`, besides those above."""
 
     @property
     def ops(self) -> int:
-        return len(self.guards) + len(self.puts) + len(self.deletes) + len(self.appends)
+        ops = len(self.guards) + len(self.puts) + len(self.deletes) + len(self.appends)
+        return ops + sum(len(rows.keys) * (1 + rows.fresh) for rows in self.rows)
 
 
 class Committed(_Data, frozen=True, gc=False):

@@ -113,11 +113,9 @@ class BatchTransaction:
             if (0 if raw is None else _counter_of(table, key, raw)) != counter:
                 return None
         changed: dict[str, list[bytes]] = {}
-        for table, (keys, values) in plain.rows.items():
-            if not keys:
-                continue
+        for table, (kind, version, keys, bodies) in plain.rows.items():
             # Messages come in the order of their keys, mostly: then there is little to sort.
-            framed = sorted(codec.frame_made(table, keys, values), key=_KEY_OF)
+            framed = sorted(codec.frame_made(table, kind, version, keys, bodies), key=_KEY_OF)
             with self._transaction.cursor(self._tables[table]) as cursor:
                 made, added = cursor.putmulti(framed, overwrite=False)
             if added != made:

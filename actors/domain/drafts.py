@@ -14,21 +14,24 @@ from typing import Any, Final, NoReturn
 
 from abeyance.actors.core.clock import Clock
 from abeyance.storage.errors import StorageError
-from abeyance.storage.store import Store
-from abeyance.storage.tables.blocks import TextBlock
+from abeyance.storage.store import Store, Value
+from abeyance.storage.tables.blocks import TEXT_CHARS_MAX, Block, TextBlock
 from abeyance.storage.tables.fields import INSTANT_MS_MAX
 from abeyance.storage.tables.slots import Inboxed, Wake
 
 from .errors import BatchTooLargeError, InvalidInputError, InvalidMessageError
 from .ingress import (
+    RESERVED_NAMES,
     Content,
-    body_crc,
     check_name,
     encode_body,
-    identity,
+    encode_text,
     is_blank,
+    is_plain,
+    is_same,
     new_message_id,
     read_blocks,
+    says_nothing,
 )
 from .slot_forms import inboxed, wake_of
 from .slot_ids import check_same
@@ -87,7 +90,8 @@ def read_said(
     at_ms: int | None = None,
 ) -> Accept:
     """As `read_message`, of a message that needs no draft."""
-    author = check_name(author, "author")
+    if type(author) is not str or not is_plain(author) or author in RESERVED_NAMES:
+        author = check_name(author, "author")
     if id_ is not None:
         check_name(id_, "id", reserved=False)
     if channel is not None:
@@ -100,35 +104,42 @@ def read_said(
         _refuse_bool(joins, "joins")
     if at_ms is not None and (type(at_ms) is not int or not 0 <= at_ms <= INSTANT_MS_MAX):
         raise InvalidMessageError("at_ms", f"must be an instant in epoch ms, not {at_ms!r:.40}")
-    blocks = read_blocks(content)
-    says_nothing = True
+    if type(content) is str and len(content) <= TEXT_CHARS_MAX:
+        body = encode_text(content)
+    else:
+        body = _encode_texts(read_blocks(content))
+    now_ms = clock.now_ms()
+    if at_ms is None:
+        # A clock before the epoch, or far past it, makes no row that cannot be read.
+        at_ms = now_ms if 0 <= now_ms <= INSTANT_MS_MAX else min(max(now_ms, 0), INSTANT_MS_MAX)
+    own = author == agent or is_same(author, agent)
+    return Accept(
+        new_message_id(now_ms) if id_ is None else id_,
+        body,
+        body.body_crc,
+        author,
+        agent,
+        channel,
+        wake and not own,
+        own,
+        at_ms,
+        id_ is not None,
+        subject,
+        joins,
+    )
+
+
+def _encode_texts(blocks: tuple[Block, ...]) -> Value:
+    """Make the body of a message of any content, or refuse what a message does not hold."""
     for position, block in enumerate(blocks):
         if not isinstance(block, TextBlock):
             kind = type(block).__struct_config__.tag
             raise InvalidMessageError(
                 f"message[{position}].type", f"a sent message holds text, not {kind!r} blocks"
             )
-        says_nothing = says_nothing and is_blank(block.text)
-    if says_nothing:
-        # No provider takes a message that says nothing.
-        raise InvalidMessageError("message", "must hold text that is not blank")
-    body = encode_body(blocks)
-    now_ms = clock.now_ms()
-    own = author == agent or identity(author) == identity(agent)
-    return Accept(
-        id_ if id_ is not None else new_message_id(now_ms),
-        body,
-        body_crc(body),
-        author,
-        agent,
-        channel,
-        wake and not own,
-        own,
-        now_ms if at_ms is None else at_ms,
-        id_ is not None,
-        subject,
-        joins,
-    )
+    if all(is_blank(block.text) for block in blocks if isinstance(block, TextBlock)):
+        raise says_nothing()
+    return encode_body(blocks)
 
 
 def _refuse_bool(value: object, field: str) -> NoReturn:

@@ -19,7 +19,7 @@ import msgspec
 from abeyance.storage import codec
 from abeyance.storage.errors import InvalidRecordError
 from abeyance.storage.store import Value
-from abeyance.storage.tables.blocks import TEXT_CHARS_MAX, Block, TextBlock
+from abeyance.storage.tables.blocks import Block, TextBlock
 from abeyance.storage.tables.fields import NAME_BYTES_MAX
 from abeyance.storage.tables.slots import Body
 
@@ -45,12 +45,7 @@ def check_name(value: object, field: str, *, reserved: bool = True) -> str:
         InvalidNameError: Not text, empty, over 128 bytes of UTF-8, with control, line-breaking or
             invisible characters or outer blanks, or reserved (`*`, `framework`).
     """
-    if (
-        type(value) is str
-        and len(value) <= NAME_BYTES_MAX
-        and _is_plain(value)
-        and not (reserved and value in RESERVED_NAMES)
-    ):
+    if type(value) is str and is_plain(value) and not (reserved and value in RESERVED_NAMES):
         return value
     if not isinstance(value, str):
         raise InvalidNameError(field, f"must be text, not {type(value).__name__}")
@@ -89,12 +84,12 @@ def check_agent_name(value: object, field: str) -> str:
 
 
 @functools.lru_cache(4096)
-def _is_plain(name: str) -> bool:
+def is_plain(name: str) -> bool:
     """Letters, digits, `-` and `_`, in lower case: nearly every name there is, told in a step."""
     return _PLAIN_NAME.fullmatch(name) is not None
 
 
-_PLAIN_NAME: Final = re.compile("[a-z0-9_-]+")
+_PLAIN_NAME: Final = re.compile(f"[a-z0-9_-]{{1,{NAME_BYTES_MAX}}}")
 _UNPRINTABLE: Final = frozenset({"Cc", "Zl", "Zp"})
 _MISLEADING: Final = frozenset(
     "\u00ad\u061c\u180e\u200b\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff"
@@ -115,6 +110,12 @@ def identity(name: str) -> str:
     return unicodedata.normalize("NFKC", name).strip().casefold()
 
 
+@functools.lru_cache(4096)
+def is_same(name: str, other: str) -> bool:
+    """Whether two names stand for one participant."""
+    return identity(name) == identity(other)
+
+
 def read_blocks(content: Content, field: str = "message") -> tuple[Block, ...]:
     """Turn what a host sends into blocks that fit the stored schema.
 
@@ -124,8 +125,6 @@ def read_blocks(content: Content, field: str = "message") -> tuple[Block, ...]:
     Raises:
         InvalidMessageError: Names the block and field that do not fit, at any depth.
     """
-    if type(content) is str and len(content) <= TEXT_CHARS_MAX:
-        return (TextBlock(text=_text(content, f"{field}[0].text")),)
     items = _items(content, field)
     plain = [_plain(item, f"{field}[{place}]", DEPTH_MAX) for place, item in enumerate(items)]
     try:
@@ -242,25 +241,47 @@ def encode_body(blocks: tuple[Block, ...], field: str = "message") -> Value:
     return value
 
 
+def encode_text(text: str, field: str = "message") -> Value:
+    """As `read_blocks` and `encode_body`, of one text within its bound: nearly every message.
+
+    Args:
+        text: Text, no subclass of it, of at most `TEXT_CHARS_MAX` characters.
+    Raises:
+        InvalidMessageError: It is no Unicode, or says nothing.
+    """
+    if not text.isascii():
+        _text(text, f"{field}[0].text")
+    if is_blank(text):
+        raise says_nothing(field)
+    body = codec.pack_sound(Body(blocks=(TextBlock(text=text),)))
+    return Value(Body.KIND, Body.VERSION, body, codec.checksum(body))
+
+
+def says_nothing(field: str = "message") -> InvalidMessageError:
+    """No provider takes a message that says nothing."""
+    return InvalidMessageError(field, "must hold text that is not blank")
+
+
 def body_crc(value: Value) -> int:
     """A fingerprint of the content, for telling a retry from a conflict."""
     return value.body_crc
 
 
 _counter = itertools.count()
-_process = secrets.token_hex(4)
+_PROCESS: Final = f"-{secrets.token_hex(4)}"
+_LAST_TWO: Final = tuple(f"{number:02x}" for number in range(256))
 
 
 def new_message_id(now_ms: int) -> str:
     """An id that sorts by the time it was made, so that fresh rows land side by side on disk."""
-    number = (next(_counter) & 0xFFFFFFFF).to_bytes(4, "big").hex()
-    return f"{_instant(now_ms)}-{number}-{_process}"
+    number = next(_counter)
+    return _first_part(now_ms, number >> 8) + _LAST_TWO[number & 0xFF] + _PROCESS
 
 
 @functools.lru_cache(1)
-def _instant(now_ms: int) -> str:
+def _first_part(now_ms: int, number: int) -> str:
     """Many ids are made in one millisecond."""
-    return f"{now_ms:011x}"
+    return f"{now_ms:011x}-{number & 0xFFFFFF:06x}"
 
 
 def clean_text(text: str, chars_max: int) -> str:

@@ -63,11 +63,14 @@ _ALL_COMMITTED: Final = {Committed}
 class _Entry:
     """What one message asked for, and who waits for it."""
 
-    __slots__ = ("message", "outcomes", "reply", "requests")
+    __slots__ = ("message", "outcomes", "reply", "requests", "weight")
 
     def __init__(self, message: Request | Requests, reply: Reply) -> None:
         self.message = message
         self.requests = message if isinstance(message, Requests) else (message,)
+        self.weight = len(self.requests)
+        if isinstance(message, Requests) and message.weight:
+            self.weight = message.weight
         self.reply = reply
         self.outcomes: Sequence[Outcome] = ()
 
@@ -218,10 +221,10 @@ class Journal(TrioActor):
 
     def _take(self) -> tuple[list[_Entry], int]:
         """Take entries from the queue's head, as many as one batch holds."""
-        kept, batch, size = self.kept, list[_Entry](), 0
+        kept, batch, size, weight = self.kept, list[_Entry](), 0, 0
         while kept.queue:
             entry = kept.queue[0]
-            if batch and size + len(entry.requests) > BATCH_REQUESTS_MAX:
+            if batch and weight + entry.weight > BATCH_REQUESTS_MAX:
                 break
             kept.queue.popleft()
             alone = kept.singly > 0
@@ -233,6 +236,7 @@ class Journal(TrioActor):
                 continue
             batch.append(entry)
             size += len(entry.requests)
+            weight += entry.weight
             if alone:
                 break
         return batch, size
@@ -301,13 +305,13 @@ class Journal(TrioActor):
         settling = self.kept.settling
         settled = 0
         while settling:
-            size = len(settling[0].requests)
-            if settled and settled + size > SETTLE_SLICE:
+            weight = settling[0].weight
+            if settled and settled + weight > SETTLE_SLICE:
                 # Before the entry that would go past it: two nearly full ones are two slices.
                 settled = 0
                 await trio.lowlevel.checkpoint()
             self._answer(settling.popleft())
-            settled += size
+            settled += weight
 
     def _is_behind(self, request: Request) -> bool:
         chain = request.chain

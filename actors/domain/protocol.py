@@ -22,6 +22,8 @@ class Requests(tuple[Request, ...]):
     A sender that plans many at a time hands them over together: one message for all of them.
     """
 
+    weight = 0
+    """What they come to, in messages whose senders wait; 0: one each."""
     taken = False
     """Whether the store took them. Until then none of them is stored, nor will be by itself."""
 

@@ -24,7 +24,7 @@ import itertools
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 import trio
 
@@ -37,7 +37,7 @@ from abeyance.actors.core import (
 )
 from abeyance.actors.core.errors import OutcomeUnknownError
 from abeyance.actors.core.logs import Log
-from abeyance.storage.errors import StorageError
+from abeyance.storage.errors import InvalidRequestError, StorageError, UnreadableRecordError
 from abeyance.storage.store import (
     Chain,
     Committed,
@@ -59,6 +59,7 @@ from .errors import (
 from .mode import DeferWrites
 from .protocol import Requests
 from .slot_absent import ABSENT_S, plan_absent_end
+from .slot_accepts import Accepts
 from .slot_acts import Act, SlotKept
 from .slot_again import read_again
 from .slot_approvals import ApprovalDecided, AskApprovals, Decide
@@ -141,6 +142,19 @@ class _SpoiledMirrorError(ActorCrashError):
     code = "spoiled_mirror"
 
 
+_Planned: TypeAlias = tuple[Planned | Accepts, Sequence[Act]]
+"""What the journal is to be handed, and the acts that it decides."""
+_Part: TypeAlias = list[tuple[Request, Sequence[Act]]]
+"""What it is handed in one message."""
+
+
+class _Together(NamedTuple):
+    """Messages whose acceptance is one request."""
+
+    accepts: Accepts
+    acts: list[Act]
+
+
 class Slot(TrioActor):
     """One slot. See the module's invariants."""
 
@@ -162,7 +176,9 @@ class Slot(TrioActor):
         self._line = Line()
         self._ids = Ids(store, slot)
         self._listeners: Listeners
-        self._planned: list[tuple[Planned, Act | None]] = []
+        self._planned: list[_Planned] = []
+        self._open: _Together | None = None
+        """The last that is planned, if more messages may join it."""
         self._has_planned = trio.Event()
         self._lost: OwnershipLostError | None = None
         self._reborn = False
@@ -355,11 +371,16 @@ class Slot(TrioActor):
             # Before whatever may end the turn that answered them.
             self._plan_requests(book.forget_answered(self._chain))
         try:
-            if message.__class__ is not Accept and must_wait(book, message):
+            if message.__class__ is Accept:
+                planned = self._plan_accept(act)
+                if planned is None:
+                    return
+            elif must_wait(book, message):
                 self._line.join(act)
                 self._look_later()
                 return
-            planned = self._plan_of(act)
+            else:
+                planned = self._plan_of(act)
         except (AbeyanceError, StorageError) as error:
             act.set_exception(error)
             return
@@ -375,26 +396,44 @@ class Slot(TrioActor):
         if isinstance(planned.answer, TurnStart):
             self.kept.granted[message.agent] = planned.answer
         self._acts.append(act)
-        self._plan_requests(planned.requests, act)
+        self._plan_requests(planned.requests, (act,), due=act.due)
 
     def _plan_of(self, act: Act) -> Plan:
         book, chain, message = self._book, self._chain, act.message
         match message:
-            case Accept():
-                if message.known:
-                    earlier = self._ids.in_flight(message)
-                    if earlier is not None:
-                        # Of a batch: a barrier comes in behind it.
-                        return Plan([Request(chain=chain)], 1, earlier)
-                request, taken = plan_accept(book, message, chain)
-                if message.known:
-                    self._ids.acts[message.message] = act
-                return Plan([request], 1, taken)
             case AcceptMany():
                 return self._plan_batch(message, act)
             case Retract():
                 return plan_retract(book, message, self._ids.of(message.message), chain)
         return plan(book, self.kept, message, chain)
+
+    def _plan_accept(self, act: Act) -> Plan | None:
+        """Plan a message's acceptance. None: it shares a request, which is planned."""
+        book, chain, accept = self._book, self._chain, act.message
+        if accept.known:
+            earlier = self._ids.in_flight(accept)
+            if earlier is not None:
+                # Of a batch: a barrier comes in behind it.
+                return Plan([Request(chain=chain)], 1, earlier)
+        together = self._open
+        if (
+            together is None
+            or act.alone
+            or not together.accepts.has_room(len(accept.body.body), self._store.limits)
+        ):
+            together = _Together(Accepts(), [])
+        request, taken = plan_accept(book, accept, chain, together.accepts)
+        if accept.known:
+            self._ids.acts[accept.message] = act
+        if request is not None:
+            return Plan([request], 1, taken)
+        act.due, act.answer = 1, taken
+        self._acts.append(act)
+        together.acts.append(act)
+        if together is not self._open:
+            self._plan_requests([together.accepts], together.acts)
+            self._open = None if act.alone else together
+        return None
 
     def _plan_batch(self, many: AcceptMany, act: Act) -> Plan:
         # What was planned before, and what nobody looked at, is looked up. Of any other nothing was
@@ -415,15 +454,17 @@ class Slot(TrioActor):
         ids.take(act, fresh)
         return planned
 
-    def _plan_requests(self, requests: Sequence[Planned], act: Act | None = None) -> None:
-        """Plan requests for the journal; the first of them, as many as are due, are the act's."""
-        planned = self._planned
-        if requests and not planned:
-            self._has_planned.set()
-        due = 0 if act is None else act.due
-        for request in requests:
-            planned.append((request, act if due > 0 else None))
-            due -= 1
+    def _plan_requests(
+        self, requests: Sequence[Planned | Accepts], acts: Sequence[Act] = (), *, due: int = 1
+    ) -> None:
+        """Plan requests for the journal; the first of them, as many as are due, decide the acts."""
+        if requests:
+            if not self._planned:
+                self._has_planned.set()
+            self._open = None
+            self._planned += [
+                (request, acts if place < due else ()) for place, request in enumerate(requests)
+            ]
 
     def _tidy(self) -> None:
         self._plan_requests(self._book.forget_answered(self._chain))
@@ -480,27 +521,33 @@ class Slot(TrioActor):
         while True:
             await self._has_planned.wait()
             self._has_planned = trio.Event()
-            planned, self._planned = self._planned, []
-            part: list[tuple[Request, Act | None]] = []
-            for request, act in planned:
+            planned, self._planned, self._open = self._planned, [], None
+            part: _Part = []
+            weight = 0
+            for request, acts in planned:
                 if isinstance(request, LongRequest):
                     # What is ahead of it does not wait for it; what is behind does.
-                    self._ask_journal(part)
+                    self._ask_journal(part, weight)
                     encoded = await self._encoded(request)
                     if encoded is None:
                         part = []
                         break
-                    part = [(encoded, act)]
+                    part, weight = [(encoded, acts)], 1
                     continue
-                if len(part) == HAND_OVER_MAX:
-                    self._ask_journal(part)
-                    part = []
-                part.append((request, act))
-            self._ask_journal(part)
+                weighs = len(request) if isinstance(request, Accepts) else 1
+                if part and weight + weighs > HAND_OVER_MAX:
+                    self._ask_journal(part, weight)
+                    part, weight = [], 0
+                if isinstance(request, Accepts):
+                    request = request.request(self._book.owner, self._chain)
+                part.append((request, acts))
+                weight += weighs
+            self._ask_journal(part, weight)
 
-    def _ask_journal(self, part: list[tuple[Request, Act | None]]) -> None:
+    def _ask_journal(self, part: _Part, weight: int) -> None:
         if part:
             requests = Requests([request for request, _ in part])
+            requests.weight = weight
             self.ask(self._journal, requests, tag=(self._chain.epoch, part))
 
     async def _encoded(self, request: LongRequest) -> Request | None:
@@ -528,11 +575,11 @@ class Slot(TrioActor):
         # next one's barrier finds out.
         outcomes: tuple[Outcome, ...] = answer.unwrap()
         self._view.stir()
-        for place, ((_, act), outcome) in enumerate(zip(part, outcomes, strict=True)):
+        for place, ((_, acts), outcome) in enumerate(zip(part, outcomes, strict=True)):
             if not isinstance(outcome, Committed):
                 self._plan_anew(outcome, part[place:], outcomes[place:])
                 return
-            if act is not None:
+            for act in acts:
                 act.due -= 1
                 if act.due == 0:
                     self._acts.popleft()
@@ -541,34 +588,42 @@ class Slot(TrioActor):
     def _plan_anew(
         self,
         outcome: Refused | NotStored,
-        behind: list[tuple[Request, Act | None]],
+        behind: _Part,
         outcomes: tuple[Outcome, ...],
     ) -> None:
         """Read the book again, and plan every act that is not answered again, in order."""
         acts, self._acts = self._acts, deque()
         starts = self._line.leave_all()
-        self._planned, self._ids.acts = [], {}
+        self._planned, self._open, self._ids.acts = [], None, {}
         for act in acts:
             if isinstance(act.message, Dispose):
                 self.kept.ended.discard(act.message.agent)  # Unless it is planned again below.
         for _ in self._read_book():
             pass  # At once: what is handled next is planned on it.
-        failed = {
-            act: error
-            for (_, act), error in zip(behind, outcomes, strict=True)
-            if isinstance(error, NotStored)
-        }
+        failed: dict[Act, NotStored] = {}
+        tidied = True
+        for (_, of), error in zip(behind, outcomes, strict=True):
+            if not isinstance(error, NotStored):
+                continue
+            tidied = tidied and bool(of)
+            if len(of) > 1 and isinstance(error.error, UnreadableRecordError | InvalidRequestError):
+                # One of them is refused by name. Which, shows when each has a request of its own.
+                _part(of)
+            else:
+                failed.update(dict.fromkeys(of, error))
         first, refused = behind[0]
+        if len(refused) > 1 and isinstance(outcome, Refused):
+            _part(refused)
         if isinstance(outcome, NotStored) and self._blame(first, outcome.error):
             # Not the act's fault, nor that of those that were not tried for it.
-            failed = {}
+            failed, tidied = {}, True
         for act in (*acts, *starts):
             if self._lost is not None:
                 act.set_exception(self._lost)
             elif act in failed:
                 act.set_exception(not_stored(failed[act]))
             elif (
-                act is refused
+                act in refused
                 and isinstance(act.message, Accept)
                 and self._ids.answers(act, self._book)
             ):
@@ -578,7 +633,7 @@ class Slot(TrioActor):
         if self._lost is not None:
             return
         self._grant_waiting()
-        if None not in failed:
+        if tidied:
             self._tidy()
         elif not self._tidies_later:
             # At once again would be as often as the disk can refuse.
@@ -664,3 +719,9 @@ class Slot(TrioActor):
             kind = events.RewindUndone if isinstance(act, UndoRewind) else events.SlotRewound
             first, last = receipt
             self.emit(kind, agent=self._slot, first=first, last=last, by=act.by)
+
+
+def _part(acts: Sequence[Act]) -> None:
+    """Have each act of a shared request be planned in one of its own."""
+    for act in acts:
+        act.alone = True

@@ -21,7 +21,7 @@ PAIRS_MAX: Final = 64
 class Act:
     """One message on its way: what was asked, who waits, and what of it is still out."""
 
-    __slots__ = ("answer", "due", "message", "replies")
+    __slots__ = ("alone", "answer", "due", "message", "replies")
 
     def __init__(self, message: Any, reply: Reply) -> None:
         self.message = message
@@ -29,6 +29,8 @@ class Act:
         self.due = 0
         """So many requests must come in before the answer is true."""
         self.answer: Any = None
+        self.alone = False
+        """Whether it shares no request: it was in one with others that was refused."""
 
     def set(self, value: Any) -> None:
         for reply in self.replies:

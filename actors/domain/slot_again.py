@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from abeyance.storage.codec import encode
 from abeyance.storage.tables.blocks import TextBlock
 
 from .ingress import body_crc, encode_body, new_message_id
+from .slot_forms import inboxed
 from .slot_messages import Accept, Rewake
 
 
@@ -45,7 +47,7 @@ def read_again(again: dict[str, Any], slot: str) -> Accept | Rewake:
     if again["again"] == "wake":
         return Rewake(agent, again["author"], again["message"], again["channel"], at_ms)
     body = encode_body(tuple(TextBlock(text=text) for text in again["texts"]))
-    return Accept(
+    accept = Accept(
         message=new_message_id(at_ms),
         body=body,
         body_crc=body_crc(body),
@@ -57,3 +59,6 @@ def read_again(again: dict[str, Any], slot: str) -> Accept | Rewake:
         at_ms=at_ms,
         known=False,
     )
+    # What a dead letter held is data: its fields are checked here, as `drafts` does for hosts.
+    encode(inboxed(accept))
+    return accept

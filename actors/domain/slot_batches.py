@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
+from abeyance.storage.codec import spread
 from abeyance.storage.store import Chain, Guard, Request
 from abeyance.storage.tables.slots import Inboxed, Wake
 
 from .drafts import too_large
+from .slot_accepts import OPS_AN_ACCEPT, Accepts
 from .slot_book import SlotBook
 from .slot_forms import accepted_rows, inboxed, wake_of
 from .slot_long import LongRequest, Op
@@ -23,9 +25,6 @@ from .slot_messages import Accept, AcceptMany, Receipt
 from .slot_subjects import plan_accept
 from .slot_turns import Plan
 
-OPS_AN_ACCEPT: Final = 5
-"""Its id's guard, its id, body and place, and its wake; one with a subject may write another's id
-besides."""
 ROWS_BYTES_MAX: Final = 2_048
 """What the rows of one message take beside its body, its names as long as they may be."""
 
@@ -115,8 +114,9 @@ def _take_in(
             receipts[id_] = Receipt(id_, entry, "accepted" if seq is None else "stored")
             taken.append((accept, row, entry, seq, wake))
         else:
-            request, receipts[id_] = plan_accept(book, accept, chain)
-            taken.append(request)
+            into = Accepts()
+            request, receipts[id_] = plan_accept(book, accept, chain, into)
+            taken.append(spread(into.request(book.owner, chain)) if request is None else request)
     return LongRequest(chain, book.store.limits, (book.owner,), lambda: _rows(book, taken))
 
 

@@ -49,8 +49,9 @@ from abeyance.storage.tables.slots import (
 from .errors import InboxFullError
 from .ingress import identity
 from .mode import read_mode
+from .slot_accepts import Accepts
 from .slot_edit_book import EditBook
-from .slot_forms import Moved, accepted_rows, inboxed, moving_rows, wake_of
+from .slot_forms import Moved, inboxed, moving_rows, wake_of
 from .slot_long import LONG_ROWS, LongRequest, Op, Planned
 from .slot_messages import Accept, Rewake
 from .slot_ranges import SlotRanges
@@ -307,25 +308,26 @@ class SlotBook:
 
     # -- acceptance --------------------------------------------------------------------------
 
-    def accept(self, accept: Accept, chain: Chain) -> tuple[Request, int, bool]:
-        """Plan an acceptance: the request, the entry number, and whether it is in the slot at once.
+    def accept(self, accept: Accept, into: Accepts) -> tuple[int, int | None]:
+        """Plan an acceptance: its entry number, and its place where it is in the slot at once.
 
+        Args:
+            into: Takes its rows; what they become a request with is planned next.
         Raises:
             InboxFullError, RequestTooLargeError: No room for it; nothing is planned.
         """
-        into_slot = self.lands_at_once
-        if not into_slot:
-            self.check_room(1, len(accept.body.body))
-        self.check_size(accept.body)
+        lands, size = self.lands_at_once, len(accept.body.body)
+        if not lands:
+            self.check_room(1, size)
+        if size > self._content_bytes_max:
+            self.check_size(accept.body)
         if accept.wake and accept.agent not in self.wakes:
             self.attach(accept.agent)
-        entry, seq = self._entry_next, self._seq_next if into_slot else None
         row, wake = inboxed(accept), wake_of(accept)
-        puts = accepted_rows(self.slot, accept, row, entry, seq, wake)
-        # Everything is encoded; from here on nothing refuses.
-        self.take_in(row, wake, lands=into_slot)
-        guards = (self.owner, Guard("ids", (self.slot, accept.message), 0))
-        return Request(guards, puts, (), (), chain), entry, into_slot
+        # Nothing from here on refuses: what is packed was checked where the message came in.
+        entry, seq = self.take_in(row, wake, lands=lands)
+        into.add(self.slot, accept, row, entry, seq, wake)
+        return entry, seq
 
     def take_in(self, row: Inboxed, wake: Wake | None, *, lands: bool) -> tuple[int, int | None]:
         """Take a message that there is room for: its number, and its place if it lands in the slot

@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 
 class Accept(msgspec.Struct, frozen=True, gc=False):
-    """Ask: take a message durably. Answers a `Receipt`."""
+    """Ask: take a message durably. Answers a `Receipt`.
+
+    Whoever makes one has checked each field: its rows are made of them without another look.
+    `drafts` makes those of hosts, `slot_again` those of replays.
+    """
 
     message: str
     body: Value

@@ -22,6 +22,7 @@ from abeyance.storage.store import Chain, Delete, Guard, Put, Request
 from abeyance.storage.tables.slots import Entry, Inboxed, MessageId, Wake
 
 from .errors import MessageReadError, UnknownMessageError
+from .slot_accepts import Accepts
 from .slot_arrivals import remaining
 from .slot_book import Draft, SlotBook
 from .slot_forms import inboxed, placed
@@ -38,9 +39,15 @@ class Retraction(NamedTuple):
     """For the agent, where its turn has nothing left to answer."""
 
 
-def plan_accept(book: SlotBook, accept: Accept, chain: Chain) -> tuple[Request, Receipt]:
+def plan_accept(
+    book: SlotBook, accept: Accept, chain: Chain, into: Accepts
+) -> tuple[Request | None, Receipt]:
     """Plan an acceptance: in the place of an unread message of its subject, or behind the others.
 
+    Args:
+        into: Takes its rows where it goes behind the others.
+    Returns:
+        The request that puts it in another's place, or None where its rows are in `into`.
     Raises:
         InboxFullError, RequestTooLargeError: No room for it; nothing is planned.
     """
@@ -48,8 +55,8 @@ def plan_accept(book: SlotBook, accept: Accept, chain: Chain) -> tuple[Request, 
         older = book.subjects.get(book.subject_of(accept))
         if older is not None and _is_unread(book, older):
             return _replace(book, accept, older, chain)
-    request, entry, stored = book.accept(accept, chain)
-    return request, Receipt(accept.message, entry, "stored" if stored else "accepted")
+    entry, seq = book.accept(accept, into)
+    return None, Receipt(accept.message, entry, "accepted" if seq is None else "stored")
 
 
 def _is_unread(book: SlotBook, entry: int) -> bool:

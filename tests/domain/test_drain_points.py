@@ -16,7 +16,6 @@ from abeyance.actors.domain.slot_reading import read_reading
 from abeyance.actors.testing import Faults, Gate, ScriptedProvider, call_tool, fail, reply
 from abeyance.actors.testing.witness import Witness
 from abeyance.storage.lmdb_store import LmdbStore
-from abeyance.storage.store import Put
 
 from .test_ephemeral import queue
 from .world import Stop, World, shown, texts
@@ -294,9 +293,10 @@ async def test_a_message_and_who_is_to_be_told_of_it_are_one_commit_in_the_order
 
     def watched(store: LmdbStore, batch: Any, done: Any) -> None:
         for request in batch:
-            puts: list[Put] = [put for put in request.puts if isinstance(put, Put)]
-            if any(put.table == "ids" for put in puts) and not request.deletes:
-                accepted.append({(put.table, put.key[-1]) for put in puts if put.table != "ids"})
+            if request.rows and not request.deletes:
+                accepted.append(
+                    {(rows.table, tuple(key[-1] for key in rows.keys)) for rows in request.rows[1:]}
+                )
         submit(store, batch, done)
 
     stop = Stop()
@@ -314,8 +314,10 @@ async def test_a_message_and_who_is_to_be_told_of_it_are_one_commit_in_the_order
             for number in range(20):
                 nursery.start_soon(send, number)
         numbers = sorted(receipt.seq for receipt in receipts)
-        # Body, place and wake of each are rows of its own commit's request, under its number.
-        assert accepted == [{("bodies", n), ("inbox", n), ("wakes", n)} for n in numbers]
+        # Body, place and wake of each are rows of one request, under its number.
+        together = [next(iter(of))[1] for of in accepted]
+        assert [number for of in together for number in of] == numbers
+        assert accepted == [{("bodies", of), ("inbox", of), ("wakes", of)} for of in together]
         for table in ("inbox", "wakes"):
             assert [int(key[-1]) for key, _ in runtime._store.scan(table, ("ana",))] == numbers
         named = {receipt.seq: receipt.id for receipt in receipts}

@@ -59,7 +59,7 @@ def disk(world: World, monkeypatch: pytest.MonkeyPatch) -> Disk:
     disk, submit = Disk(), LmdbStore.submit
 
     def submit_or_refuse(store: LmdbStore, batch: Any, done: Any) -> None:
-        if disk.full and any(request.puts or request.deletes for request in batch):
+        if disk.full and any(request.ops for request in batch):
             disk.refused += 1
             done([NotStored(NO_ROOM)] * len(batch))
         else:

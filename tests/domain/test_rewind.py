@@ -13,6 +13,7 @@ from abeyance.actors.domain.errors import (
     RewindRefusedError,
     UnknownMessageError,
 )
+from abeyance.actors.domain.slot_accepts import Accepts
 from abeyance.actors.domain.slot_messages import (
     CheckRewind,
     RewindReceipt,
@@ -28,7 +29,6 @@ from abeyance.actors.domain.slot_rewind import (
     plan_rewind,
     plan_undo,
 )
-from abeyance.actors.domain.slot_subjects import plan_accept
 from abeyance.actors.domain.slot_turns import plan_end
 from abeyance.storage.check import check as check_store
 from abeyance.storage.store import Committed, Request
@@ -361,7 +361,9 @@ def test_a_rewind_gets_past_a_row_that_cannot_be_read() -> None:
     assert leaves_answerable(desk.book, 4, "ana")
     assert coverable(desk.store, SLOT) == 2
     assert first_place(desk.store, SLOT) == 1
-    desk.unchecked(plan_accept(desk.book, accept("d"), desk.chain)[0:1])
+    into = Accepts()
+    desk.book.accept(accept("d"), into)
+    desk.unchecked([into.request(desk.book.owner, desk.chain)])
     assert desk.book.unread
     assert shown(desk.store) == [A, RE_A, B, "user: d"]
 

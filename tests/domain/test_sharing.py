@@ -18,7 +18,7 @@ from abeyance.actors.domain.errors import (
     RewindRefusedError,
 )
 from abeyance.actors.testing import Gate, ScriptedProvider, call_tool, fail, reply
-from abeyance.storage.codec import encode
+from abeyance.storage.codec import encode, spread
 from abeyance.storage.store import Put, Request
 from abeyance.storage.tables.ownership import Owner
 
@@ -499,7 +499,7 @@ async def test_nobody_but_the_slots_actor_writes_a_slot(
         def watched(store: Any, batch: Any, done: Any) -> None:
             written.extend(
                 (put.table, request.chain, request.guards)
-                for request in batch
+                for request in map(spread, batch)
                 for put in request.puts
                 if put.table in ("slots", "leases", "inbox")
             )

@@ -6,7 +6,9 @@ import pytest
 
 from abeyance.actors.domain import slot_book
 from abeyance.actors.domain.errors import InboxFullError
+from abeyance.actors.domain.slot_accepts import Accepts
 from abeyance.actors.domain.slot_book import PAYLOAD_RESERVE, SlotBook
+from abeyance.storage.codec import spread
 from abeyance.storage.errors import RequestTooLargeError, UnreadableRecordError
 from abeyance.storage.store import Guard
 from abeyance.storage.tables.slots import MessageId
@@ -62,9 +64,11 @@ def test_a_message_named_as_the_agent_is_its_own_words_and_wakes_nobody() -> Non
 def test_an_acceptance_writes_its_rows_in_one_request_that_guards_owner_and_id() -> None:
     desk = BookDesk()
     asked = accept("hi", known="x")
-    request, _, _ = desk.book.accept(asked, desk.chain)
-    assert request.guards == (desk.book.owner, Guard("ids", (SLOT, "x"), 0))
-    assert [put.table for put in request.puts] == ["ids", "bodies", "slots", "wakes"]
+    into = Accepts()
+    desk.book.accept(asked, into)
+    request = into.request(desk.book.owner, desk.chain)
+    assert spread(request).guards == (desk.book.owner, Guard("ids", (SLOT, "x"), 0))
+    assert [put.table for put in spread(request).puts] == ["ids", "bodies", "slots", "wakes"]
     assert request.chain == desk.chain
 
 
@@ -116,7 +120,7 @@ def test_a_full_inbox_refuses_and_plans_nothing(monkeypatch: pytest.MonkeyPatch)
         desk.accept(str(number))
     message = accept("too many")
     with pytest.raises(InboxFullError) as caught:
-        desk.book.accept(message, desk.chain)
+        desk.book.accept(message, Accepts())
     assert (caught.value.rows, caught.value.rows_max, caught.value.bytes_max) == (3, 3, 2**28)
     desk.same()
     desk.record(turn, 1, "done")
@@ -133,7 +137,7 @@ def test_an_inbox_of_too_many_bytes_refuses(monkeypatch: pytest.MonkeyPatch) -> 
     desk.accept("x" * 100)
     desk.accept("x" * 100)
     with pytest.raises(InboxFullError):
-        desk.book.accept(accept("x"), desk.chain)
+        desk.book.accept(accept("x"), Accepts())
     assert desk.book.inbox_bytes == 2 * size
 
 
@@ -142,7 +146,7 @@ def test_content_that_no_request_of_the_store_holds_is_refused_alone() -> None:
     largest = desk.store.limits.payload_bytes_max - PAYLOAD_RESERVE
     overhead = len(accept("").body.body)
     with pytest.raises(RequestTooLargeError) as caught:
-        desk.book.accept(accept("x" * largest), desk.chain)
+        desk.book.accept(accept("x" * largest), Accepts())
     assert caught.value.limit == largest
     desk.same()
     assert desk.accept("x" * (largest - overhead - 8)) == (1, True)
@@ -194,7 +198,7 @@ def test_a_new_book_takes_numbers_behind_a_wake_that_has_no_body() -> None:
 def test_after_a_refusal_a_new_book_uses_what_was_never_committed_and_nothing_else() -> None:
     desk = BookDesk()
     desk.accept("a")
-    desk.book.accept(accept("lost"), desk.chain)
+    desk.book.accept(accept("lost"), Accepts())
     desk.book = load(desk.store)
     assert desk.accept("b") == (2, True)
     check(desk.store)
@@ -230,8 +234,9 @@ def test_an_unreadable_row_is_raised_and_not_read_around() -> None:
     desk = BookDesk(store)
     desk.accept("go")
     desk.start()
-    desk.book.accept(accept("a"), desk.chain)
-    store.commit(desk.book.accept(accept("b"), desk.chain)[0])
+    into = Accepts()
+    desk.book.accept(accept("a"), into)
+    store.commit(into.request(desk.book.owner, desk.chain))
     with pytest.raises(UnreadableRecordError):
         SlotBook(store, SLOT, 1)
 

@@ -25,6 +25,7 @@ from abeyance.storage.store import (
     Record,
     Refused,
     Request,
+    Rows,
 )
 from abeyance.storage.tables.blocks import TextBlock
 from abeyance.storage.tables.ownership import Owner
@@ -32,6 +33,7 @@ from abeyance.storage.tables.slots import Body, Entry, MessageId, Wake
 from abeyance.storage.tables.waits import LogLine
 
 OWNER = Guard("owners", ("slot", "ana"), 1)
+ENTRY = Entry(entry=1, message="m", author="a", role="marker", at_ms=0)
 WAKE = Wake(reason="message", author="u", at_ms=1)
 TABLES = ("owners", "ids", "bodies", "slots", "wakes")
 
@@ -46,16 +48,20 @@ def body(text: str = "hello") -> Body:
 
 def accept(entry: int, message: str | None = None, **changes: Any) -> Request:
     """What accepts a message; its id is its own unless one is given."""
-    name, place = ("ana", message or f"m{entry}"), ("ana", entry)
+    name, places = ("ana", message or f"m{entry}"), [("ana", entry)]
     made: dict[str, Any] = {
-        "guards": (OWNER, Guard("ids", name, 0)),
-        "puts": (
-            put("ids", name, MessageId(entry=entry, state="inbox", body_crc=1)),
-            put("bodies", place, body()),
-            put("wakes", place, WAKE),
+        "guards": (OWNER,),
+        "rows": (
+            of("ids", name, MessageId(entry=entry, state="inbox", body_crc=1), fresh=True),
+            of("bodies", places[0], body()),
+            of("wakes", places[0], WAKE),
         ),
     }
     return Request(**(made | changes))
+
+
+def of(table: str, key: Any, record: Record, **how: Any) -> Rows:
+    return Rows(table, record.KIND, record.VERSION, [key], [codec.pack_record(record)], **how)
 
 
 # -- which they are ------------------------------------------------------------------------------
@@ -64,7 +70,7 @@ def accept(entry: int, message: str | None = None, **changes: Any) -> Request:
 def test_accepted_messages_are_a_batch_that_only_makes_rows() -> None:
     plain = plain_of([accept(1), accept(2), Request()], LIMITS)
     assert plain is not None
-    assert {table: len(keys) for table, (keys, _) in plain.rows.items() if keys} == {
+    assert {table: len(keys) for table, (_, _, keys, _) in plain.rows.items()} == {
         "ids": 2,
         "bodies": 2,
         "wakes": 2,
@@ -72,28 +78,29 @@ def test_accepted_messages_are_a_batch_that_only_makes_rows() -> None:
     assert [counter for _, _, counter in plain.guards] == [1]
 
 
+TWO = [codec.pack_record(body())] * 2
 NOT_PLAIN = {
     "one that deletes": accept(1, deletes=(Delete("inbox", ("ana", 1)),)),
     "one that appends": accept(
         1, appends=(Append("log", codec.encode(LogLine(event="e", text="", at_ms=1))),)
     ),
+    "one that puts": accept(1, puts=(put("slots", ("ana", 1), ENTRY),)),
     "a guard of a row that is there": accept(1, guards=(Guard("ids", ("ana", "m1"), 1),)),
     "a guard of a row that it does not make": accept(1, guards=(Guard("ids", ("ana", "m2"), 0),)),
     "a table whose rows change": accept(
-        1, puts=(put("owners", ("slot", "ana"), Owner(nonce="n", fence=1)),)
+        1, rows=(of("owners", ("slot", "ana"), Owner(nonce="n", fence=1)),)
     ),
     "a table twice": accept(
-        1,
-        guards=(),
-        puts=(put("bodies", ("ana", 1), body()), put("bodies", ("ana", 2), body())),
+        1, rows=(of("bodies", ("ana", 1), body()), of("bodies", ("ana", 2), body()))
     ),
-    "a value with an allotted key": accept(
-        1, puts=(Put("wakes", ("ana", 1), codec.encode(WAKE, allotted=0)),), guards=()
-    ),
-    "a kind that the table does not hold": accept(
-        1, puts=(put("bodies", ("ana", 1), WAKE),), guards=()
-    ),
-    "a malformed key": accept(1, puts=(put("bodies", ("ana", -1), body()),), guards=()),
+    "a key twice": accept(1, rows=(Rows("bodies", "body", 1, [("ana", 1)] * 2, TWO),)),
+    "fewer keys than bodies": accept(1, rows=(Rows("bodies", "body", 1, [("ana", 1)], TWO),)),
+    "a kind that the table does not hold": accept(1, rows=(of("bodies", ("ana", 1), WAKE),)),
+    "another version": accept(1, rows=(Rows("bodies", "body", 2, [("ana", 1)], TWO[:1]),)),
+    "a malformed key": accept(1, rows=(of("bodies", ("ana", -1), body()),)),
+    "a key of another shape": accept(1, rows=(of("bodies", ("ana",), body()),)),
+    "a key that is none": accept(1, rows=(of("bodies", "a1", body()),)),
+    "an unknown table": accept(1, rows=(of("none", ("ana", 1), body()),)),
     "an unknown table of a guard": accept(1, guards=(Guard("none", ("ana",), 1),)),
     "a malformed key of a guard": accept(1, guards=(Guard("owners", ("ana",), 1),)),
     "no rows": Request(),
@@ -166,9 +173,9 @@ BATCHES: dict[str, tuple[list[Request], list[Request], Callable[[LmdbStore], Non
     "the same row by two requests": (
         [],
         [
-            Request(puts=(put("slots", ("ana", 1), entry),))
+            Request(rows=(of("slots", ("ana", 1), entry),))
             for entry in (
-                Entry(entry=1, message="m", author="a", role="marker", at_ms=0),
+                ENTRY,
                 Entry(entry=2, message="n", author="b", role="user", at_ms=0),
             )
         ],
@@ -235,9 +242,15 @@ def test_a_batch_whose_row_is_there_already_is_decided_anew_in_a_transaction_of_
 
 def test_a_request_that_names_a_key_twice_is_refused_before_it_is_taken(tmp_path: Path) -> None:
     store = LmdbStore.open(tmp_path / "state", clock_ms=lambda: 1)
-    twice = Request(puts=(put("wakes", ("ana", 1), WAKE), put("wakes", ("ana", 1), WAKE)))
-    with pytest.raises(InvalidRequestError):
-        store.commit(twice)
+    key, wake = ("ana", 1), codec.pack_record(WAKE)
+    for twice in (
+        Request(puts=(put("wakes", key, WAKE), put("wakes", key, WAKE))),
+        Request(rows=(Rows("wakes", "wake", 1, [key, key], [wake, wake]),)),
+        Request(rows=(of("wakes", key, WAKE), of("wakes", key, WAKE))),
+        Request(puts=(put("wakes", key, WAKE),), rows=(of("wakes", key, WAKE),)),
+    ):
+        with pytest.raises(InvalidRequestError):
+            store.commit(twice)
     store.close()
 
 
@@ -245,6 +258,6 @@ def test_a_request_that_names_a_key_twice_is_refused_before_it_is_taken(tmp_path
 def test_a_row_that_is_made_is_framed_as_any_row(size: int) -> None:
     value = codec.encode(body("x" * size))
     key = b"\x02ana\0\x03\0\0\0\0\0\0\0\1"
-    assert codec.frame_made("bodies", [key], [value]) == codec.frame_all(
+    assert codec.frame_made("bodies", "body", 1, [key], [value.body]) == codec.frame_all(
         "bodies", [(key, (1, value, b""))]
     )

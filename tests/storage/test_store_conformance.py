@@ -27,6 +27,7 @@ from abeyance.storage.store import (
     Put,
     Refused,
     Request,
+    Rows,
     Value,
 )
 from abeyance.storage.tables import TABLES
@@ -320,6 +321,32 @@ def test_a_guard_does_not_see_its_own_requests_puts(store: Any, rows: Any) -> No
     request = Request(guards=(rows.guard(A, 1),), puts=(rows.put(A),))
     (outcome,) = store.commit(request)
     assert isinstance(outcome, Refused)
+
+
+def many(rows: Any, *keys: Any, author: str = "u", fresh: bool = False) -> Rows:
+    wakes = [codec.pack_record(rows.wake(author)) for _ in keys]
+    return Rows("wakes", "wake", 1, list(keys), wakes, fresh)
+
+
+def test_rows_are_puts_each_of_which_counts(store: Any, rows: Any) -> None:
+    first = Request(puts=(rows.put(("bea", 1)),), rows=(many(rows, A, B, author="one"),))
+    assert first.ops == 3
+    outcomes = store.commit(first, Request(rows=(many(rows, A, author="two"),)))
+    assert [type(outcome) for outcome in outcomes] == [Committed, Committed]
+    assert store.get("wakes", A).counter == 2
+    assert store.get("wakes", A).record.author == "two"
+    assert (store.get("wakes", B).counter, store.get("wakes", B).record.author) == (1, "one")
+
+
+def test_fresh_rows_are_refused_together_where_one_is_there(store: Any, rows: Any) -> None:
+    store.commit(Request(puts=(rows.put(B, "there"),)))
+    fresh = Request(rows=(many(rows, A, B, fresh=True),))
+    assert fresh.ops == 4
+    refused, held = store.commit(fresh, Request(rows=(many(rows, ("bea", 1), fresh=True),)))
+    (refusal,) = refused.refusals
+    assert (refusal.guard, refusal.row) == (rows.guard(B, 0), store.get("wakes", B))
+    assert isinstance(held, Committed)
+    assert store.get("wakes", A) is None
 
 
 def test_a_guard_alone_changes_nothing(store: Any, rows: Any) -> None:
