@@ -9,6 +9,7 @@ Pure but for the store that is handed in.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 
 from abeyance.storage.errors import UnreadableRecordError
@@ -31,7 +32,9 @@ _BUCKETS: Final[dict[str, tuple[Bucket, ...]]] = {
     "resuming": ("live",),
     "running": ("live",),
 }
-"""Where the index has the runs of a state; first what only an operator moves."""
+"""Where the index has the open runs of a state; first what only an operator moves."""
+LOOKED_AT_MAX: Final = 10_000
+"""Runs that one listing goes through, so that a filter that few of them pass stalls no loop."""
 
 
 def check_run_listing(state: object, workflow: object, limit: object, after: object = None) -> None:
@@ -74,6 +77,7 @@ def unknown_run(run: RunId) -> UnknownRunError:
 def status_of(store: Store, run: RunId, record: Run) -> RunStatus:
     """How a run stands, by its row and its last item."""
     waits = record.suspension
+    pid, host = _owner(store, run) if record.state in LIVE else (None, None)
     last = next(iter(store.scan("run_items", run.row, reverse=True, limit=1)), None)
     step = last[1].record.path if last is not None and isinstance(last[1], Row) else None
     done = 0
@@ -105,7 +109,19 @@ def status_of(store: Store, run: RunId, record: Run) -> RunStatus:
         schedule=record.schedule,
         due_ms=record.due_ms,
         session=None if waits is None else waits.session,
+        owner_pid=pid,
+        owner_host=host,
     )
+
+
+def _owner(store: Store, run: RunId) -> tuple[int | None, str | None]:
+    """The process that owns a run, by its pid and host; None where that cannot be told."""
+    try:
+        owner = store.get("owners", run.owned)
+        process = None if owner is None else store.get("processes", (owner.record.nonce,))
+    except UnreadableRecordError:
+        return None, None
+    return (None, None) if process is None else (process.record.pid, process.record.host)
 
 
 def list_runs(
@@ -113,13 +129,19 @@ def list_runs(
 ) -> tuple[RunStatus, ...]:
     """The runs of a store in one state or of one workflow, at most so many.
 
-    Those that have not ended are found by the index, however many others there are: what only an
-    operator moves first, then what waits by its instant, then what is executed. Others come by key.
+    Those of a state are found by the index, however many others there are: what only an operator
+    moves first, then what waits by its instant, then what is executed; of what has ended the newest
+    first. All runs come by key. One listing goes through `LOOKED_AT_MAX` at most.
+
+    Raises:
+        InvalidRunError, UnknownRunError: `after` is no run, or one in another state.
     """
     found: list[RunStatus] = []
-    for run in _open_runs(store, state) if state in _BUCKETS else _all_runs(store, after):
+    for run, named in islice(_candidates(store, state, after), LOOKED_AT_MAX):
         if len(found) == limit:
             break
+        if None not in (workflow, named) and workflow != named:
+            continue
         try:
             row = store.get("runs", run.row)
         except UnreadableRecordError:
@@ -131,10 +153,29 @@ def list_runs(
     return tuple(found)
 
 
-def _open_runs(store: Store, state: str) -> Iterator[RunId]:
-    for bucket in _BUCKETS[state]:
-        for run, _workflow in in_bucket(store, bucket):
-            yield run
+def _candidates(
+    store: Store, state: str | None, after: str | None
+) -> Iterator[tuple[RunId, str | None]]:
+    """The runs that may be in a state, and their workflows where the index has them."""
+    if state is None:
+        for run in _all_runs(store, after):
+            yield run, None
+    elif state in ENDED:
+        yield from in_bucket(store, state, newest=True, after=_ended(store, state, after))  # type: ignore[arg-type]
+    else:
+        for bucket in _BUCKETS[state]:
+            yield from in_bucket(store, bucket)
+
+
+def _ended(store: Store, state: str, after: str | None) -> tuple[RunId, int] | None:
+    """Where the index has the run that a page begins behind."""
+    run = None if after is None else parse_run_id(after, "after")
+    if run is None:
+        return None
+    record = run_record(store, run)
+    if record.state != state:
+        raise InvalidRunError("after", f"must be a run that is {state}")
+    return run, record.changed_ms
 
 
 def _all_runs(store: Store, after: str | None) -> Iterator[RunId]:

@@ -59,6 +59,11 @@ class RunStatus:
     executed: bool | None = None
     """Whether a process executes it now; None where that is not known: in a stopped store."""
 
+    owner_pid: int | None = None
+    """The process that executes it, or died over it (see `executed`); None where no life of it is
+    under way."""
+    owner_host: str | None = None
+
     @property
     def ended(self) -> bool:
         return self.state in ENDED

@@ -243,14 +243,15 @@ class RunVerbs:
         """The runs of this store, in one state, of one workflow, or all. Not a checkpoint.
 
         Args:
-            state: One state, or `open`: whatever has not ended. Those are found by an index: first
-                what only an operator moves, then what waits, by its instant, then what is executed.
-                All others, and None, come by key, past as many rows as there are.
-            workflow: Only those of this workflow.
+            state: One state, or `open`: whatever has not ended: first what only an operator moves,
+                then what waits, by its instant, then what is executed. Of a state in which runs
+                have ended, the newest first. None: all, by key.
+            workflow: Only those of this workflow, of the first 10,000 runs that `state` lets by.
             limit: 1 to 1,000.
-            after: The id of a run: only those behind it, by key; with None or an ended state.
+            after: The id of a run: only those behind it; with None or an ended state.
         Raises:
-            InvalidRunError, InvalidNameError: A filter is malformed.
+            InvalidRunError, InvalidNameError: A filter is malformed, or `after` in another state.
+            UnknownRunError: There is no such run as `after`.
             RuntimeClosedError: The runtime has ended.
         """
         self._check_open()

@@ -230,7 +230,7 @@ def change(
             *ends,
             *puts,
         ),
-        deletes=((Delete("run_index", (*old, *run)),) if old is not None and old != new else ()),
+        deletes=() if old == new else (Delete("run_index", (*old, *run)),),
         appends=(_line(run, before, record, by),) if moved else (),
     )
 
@@ -244,7 +244,7 @@ def _puts(run: RunId, before: Run | None, record: Run, counter: int, by: str) ->
     )
     place = _place(record)
     index: tuple[Put, ...] = ()
-    if place is not None and (before is None or _place(before) != place):
+    if before is None or _place(before) != place:
         index = (
             Put("run_index", (*place, *run), codec.encode(RunIndexed(workflow=record.workflow))),
         )
@@ -265,8 +265,8 @@ def _line(run: RunId, before: Run | None, record: Run, by: str) -> Append:
     )
 
 
-def _place(record: Run) -> tuple[Bucket, int] | None:
-    """Where the index has a run: by what it waits for, and until when."""
+def _place(record: Run) -> tuple[Bucket, int]:
+    """Where the index has a run: by what it waits for and until when, or how it ended and when."""
     waits = record.suspension
     if record.state in WAITING and waits is not None and waits.turn is not None:
         return "joined", 0
@@ -281,7 +281,8 @@ def _place(record: Run) -> tuple[Bucket, int] | None:
             return "unknown", 0
         case "recovery_required":
             return "recovery", 0
-    return None
+        case "completed" | "failed" | "cancelled":
+            return record.state, record.changed_ms
 
 
 def suspended(record: Run, suspension: Suspension, now_ms: int) -> Run:
@@ -324,9 +325,21 @@ def earliest(store: Store, after_ms: int) -> int | None:
     return None
 
 
-def in_bucket(store: Store, bucket: Bucket) -> Iterator[tuple[RunId, str | None]]:
-    """Each run of a bucket, and its workflow; None where the index cannot be read."""
-    for key, row in store.scan("run_index", (bucket,)):
+def in_bucket(
+    store: Store,
+    bucket: Bucket,
+    *,
+    newest: bool = False,
+    after: tuple[RunId, int] | None = None,
+) -> Iterator[tuple[RunId, str | None]]:
+    """Each run of a bucket, and its workflow; None where the index cannot be read.
+
+    Args:
+        newest: The latest instant first.
+        after: Only those behind this run, which has that instant.
+    """
+    start = None if after is None else (bucket, after[1], *after[0])
+    for key, row in store.scan("run_index", (bucket,), after=start, reverse=newest):
         workflow = row.record.workflow if isinstance(row, Row) else None
         yield RunId(str(key[2]), int(key[3])), workflow
 

@@ -40,6 +40,8 @@ def _print_run(console: Console, run: RunReport, *, stopped: bool) -> None:
     style = "yellow" if run.state in _DECIDE else ""
     _say(console, run.text, style=style)
     _say(console, _stands(run))
+    if not stopped and run.owner_pid is not None:
+        _say(console, f"owned by process {run.owner_pid} on {run.owner_host}")
     if stopped and run.state in _OPEN:
         _say(console, "no host executes it; the next that has its workflow goes on with it")
     if run.state in _DECIDE:

@@ -39,6 +39,8 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     fallback: tuple[str, str] | None
     started_ms: int
     changed_ms: int
+    owner_pid: int | None
+    owner_host: str | None
     text: str
 
 

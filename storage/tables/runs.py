@@ -31,7 +31,9 @@ RunState = Literal[
     "failed",
     "cancelled",
 ]
-Bucket = Literal["live", "waiting", "joined", "unknown", "recovery"]
+Bucket = Literal[
+    "live", "waiting", "joined", "unknown", "recovery", "completed", "failed", "cancelled"
+]
 """`joined`: it waits for the end of an agent's turn, whose hold has its own alarm."""
 
 
@@ -137,7 +139,8 @@ class RunTransition(Record, frozen=True, kw_only=True):
 
 
 class RunIndexed(Record, frozen=True, kw_only=True):
-    """Where a run that may go on is found, by what it waits for and until when."""
+    """Where a run is found: one that may go on by what it waits for and until when, one that has
+    ended by how and when."""
 
     KIND = "run_indexed"
     workflow: Name

@@ -148,8 +148,8 @@ def judge(directory: Path, scenario: str) -> list[str]:
     )
     if asked and scenario not in BY_AN_OPERATOR and not (finaliser_in_doubt or _was_final(steps)):
         found.append("it needed an operator")
-    if left := rows(directory, "run_index"):
-        found.append(f"the index still has {left}")
+    if (left := [key[0] for key, _ in rows(directory, "run_index")]) != [ends]:
+        found.append(f"the index has it as {left}")
     if any(record.is_open for _, record in rows(directory, "run_keys")):
         found.append("its key is still taken")
     return found

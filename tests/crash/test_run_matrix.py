@@ -82,7 +82,12 @@ def lose_an_effect(directory: Path) -> None:
         (
             "cancel",
             None,
-            ("it is completed, not cancelled", "the effects are", "its end is not the last"),
+            (
+                "it is completed, not cancelled",
+                "the effects are",
+                "its end is not the last",
+                "the index has it as",
+            ),
         ),
     ],
     ids=["undisturbed", "done twice", "not done", "a wall too few", "not cancelled"],

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import threading
 from collections.abc import Callable
 from datetime import UTC, date
 from typing import Any
@@ -29,6 +32,7 @@ from abeyance.actors.domain.errors import (
     QuiescedError,
     RuntimeClosedError,
 )
+from abeyance.actors.domain.run_errors import InvalidRunError
 from abeyance.actors.providers import CapacityExhaustedError, Exhaustion
 from abeyance.actors.providers.failures import refusal
 from abeyance.actors.providers.port import ProviderError
@@ -255,12 +259,15 @@ async def test_thousand_suspended_runs_hold_no_task(world: World, virtual_time: 
         runtime.add_workflow("walled", walled)
         await settled()
         tasks = trio.lowlevel.current_statistics().tasks_living
+        files, threads = os.listdir("/dev/fd"), threading.active_count()
         ends = world.clock.now_ms() + 5 * HOUR
         async with trio.open_nursery() as nursery:
             for number in range(1_000):
                 nursery.start_soon(runtime.start_run, f"r{number}", "walled", ends)
         await comes(lambda: len(runtime.runs(state="waiting_for_capacity", limit=1_000)) == 1_000)
         assert trio.lowlevel.current_statistics().tasks_living == tasks
+        assert len(os.listdir("/dev/fd")) == len(files), "nor a socket or a file"
+        assert threading.active_count() == threads
         assert not world.ref("runs")._cell.kept.lives
     assert effects.log == []
 
@@ -1132,3 +1139,89 @@ async def test_resident_and_run_that_share_a_wall_have_one_row_one_hold_and_one_
         assert states(world, run.id).count("waiting_for_capacity") == 1
         assert [turn.state for turn in world.turns("ana")] == ["done"]
     assert [event.kind async for event in looking] == ["wait_recorded", "hold_began", "hold_ended"]
+
+
+# -- listings
+
+
+async def ended(world: World, *keys: str, fails: bool = False) -> None:
+    for key in keys:
+        run = await world.runtime.start_run(key, "fails" if fails else "ends")
+        await run.wait()
+        world.clock.advance(1)
+
+
+async def ends(run: RunContext, params: Any) -> None:
+    await trio.lowlevel.checkpoint()
+
+
+async def fails(run: RunContext, params: Any) -> None:
+    raise LookupError("so")
+
+
+async def test_runs_that_have_ended_are_listed_by_how_they_did_the_newest_first_in_pages(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open() as runtime:
+        runtime.add_workflow("ends", ends)
+        runtime.add_workflow("fails", fails)
+        await ended(world, "c", "a")
+        await ended(world, "z", "y", fails=True)
+        await ended(world, "b", "a")
+        listed = [run.id for run in runtime.runs(state="completed")]
+        assert listed == ["a@2", "b@1", "a@1", "c@1"]
+        assert [run.id for run in runtime.runs(state="failed")] == ["y@1", "z@1"]
+        assert runtime.runs(state="cancelled") == runtime.runs(state="open") == ()
+        paged: list[str] = []
+        while page := runtime.runs(state="completed", limit=1, after=paged[-1] if paged else None):
+            paged += [run.id for run in page]
+        assert paged == listed
+        with pytest.raises(InvalidRunError) as caught:
+            runtime.runs(state="completed", after="y@1")
+        assert caught.value.field == "after"
+        with pytest.raises(UnknownRunError):
+            runtime.runs(state="completed", after="nobody@1")
+
+
+@pytest.mark.parametrize("state", ["completed", "failed", None])
+async def test_listing_goes_through_no_more_runs_than_its_bound_however_many_there_are(
+    world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch, state: str | None
+) -> None:
+    monkeypatch.setattr("abeyance.actors.run_reading.LOOKED_AT_MAX", 4)
+    async with world.open() as runtime:
+        runtime.add_workflow("ends", ends)
+        runtime.add_workflow("fails", fails)
+        await ended(world, *(f"k{number}" for number in range(9)))
+        await ended(world, "z", fails=True)
+        read: list[Any] = []
+        get = runtime._store.get
+
+        def counted(table: str, key: Any) -> Any:
+            read.append((table, key))
+            return get(table, key)
+
+        monkeypatch.setattr(runtime._store, "get", counted)
+        found = runtime.runs(state=state, workflow="fails")
+        assert [run.id for run in found] == (["z@1"] if state == "failed" else [])
+        rows = [key for table, key in read if table == "runs"]
+        assert len(rows) <= (4 if state is None else 1), "the index knows of whom a run is"
+
+
+async def test_run_that_is_executed_names_the_process_that_owns_it_and_no_other_does(
+    world: World, virtual_time: MockClock
+) -> None:
+    effects = Effects()
+    effects.gates["a"] = trio.Event()
+    async with world.open() as runtime:
+        runtime.add_workflow("report", five(effects))
+        run = await runtime.start_run("k", "report")
+        await until(lambda: run.status().step == "publish/a")
+        status = run.status()
+        assert (status.owner_pid, status.owner_host) == (os.getpid(), socket.gethostname())
+        assert runtime.runs() == (status,)
+        effects.raising["b"] = [wall(world.clock.now_ms() + HOUR)]
+        effects.gates.pop("a").set()
+        await until(lambda: run.status().state == "waiting_for_capacity")
+        assert (run.status().owner_pid, run.status().owner_host) == (None, None)
+        status = await run.wait()
+        assert (status.owner_pid, status.owner_host) == (None, None)
