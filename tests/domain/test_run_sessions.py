@@ -108,6 +108,54 @@ async def passes(hours: float) -> None:
     await settled()
 
 
+# -- what is recorded
+
+
+@pytest.mark.behaviour("S-026", "S-002")
+async def test_row_of_a_suspended_run_says_everything_of_its_wall_after_a_restart(
+    world: World, virtual_time: MockClock
+) -> None:
+    """At the third of seven items, inside a session, in a run that a schedule started."""
+    coder = Coder(world)
+    texts_ = ("a", "b", "c", "d", "e", "f", "g")
+
+    async def body(run: RunContext, params: Any) -> None:
+        async with run.session("coder", coder.provider, name="claude") as session:
+            with run.step("build", total=len(texts_)):
+                for text in texts_:
+                    await run.do(text, coder._say, session, text)
+
+    async with world.open() as runtime:
+        runtime.add_workflow("code", body, 3)
+        due_ms = world.clock.now_ms() + HOUR
+        await runtime.add_schedule("nightly", "code", {"x": 1}, every=3_600, key="k")
+        # The limit states whole seconds.
+        ends_ms = due_ms + 2 * HOUR
+        coder.wall_at("c", ends_ms - world.clock.now_ms())
+        await trio.sleep(3_600)
+        await until(lambda: bool(runtime.runs(state="waiting_for_capacity")))
+        await runtime.remove_schedule("nightly", requester="ops")
+        (before,) = runtime.runs()
+    await trio.sleep(3_600)
+    async with world.open() as runtime:
+        assert runtime.run("k") == before, "the same instants, an hour later"
+        status = before
+        assert (status.id, status.workflow, status.version) == ("k@1", "code", 3)
+        assert (status.schedule, status.due_ms) == ("nightly", due_ms)
+        assert (status.provider, status.model, status.window) == ("claude", "m", "five_hour")
+        assert (status.retry_at_ms, status.resume_after_ms) == (ends_ms, ends_ms + 300_000)
+        assert (status.step, status.total, status.steps_done) == ("build/c", 7, 3)
+        assert (status.session, status.walls, status.lives) == ("session-1", 1, 1)
+        assert "no capacity: claude/m (five_hour)" in status.reason
+        (row,) = world.rows("runs")
+        assert (row.suspension.ordinal, row.suspension.attempt) == (3, 1)
+        assert row.suspension.told_by == "windows"
+        assert row.suspension.failure == status.reason
+        runtime.add_workflow("code", body, 3)
+        assert (await runtime.wait_run("k")).state == "completed"
+    assert coder.log == list(texts_)
+
+
 # -- going on exactly
 
 

@@ -12,7 +12,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from abeyance.actors import AgentHandle, AgentSpec
+from abeyance.actors import AgentHandle, AgentSpec, RunContext, StepFailedError
 from abeyance.actors.providers import AnthropicProvider, OpenAIProvider
 from abeyance.actors.testing.simulator import Answer, ProviderSimulator, WireRequest
 
@@ -27,14 +27,14 @@ JUMPS_AFTER_S = 0.02
 WAIT_S = 1_200
 LIMITED = "Rate limit reached for m in organization o. Please try again in 20m0s."
 ERROR = {"type": "rate_limit_error", "message": LIMITED}
-Make: TypeAlias = Callable[[str, Any], Any]
+Make: TypeAlias = Callable[..., Any]
 WIRES: dict[str, Make] = {
-    "anthropic": lambda url, clock: AnthropicProvider(api_key="k", base_url=url, clock=clock),
-    "responses": lambda url, clock: OpenAIProvider(
-        api="responses", api_key="k", base_url=f"{url}/v1", clock=clock
+    "anthropic": lambda url, **more: AnthropicProvider(api_key="k", base_url=url, **more),
+    "responses": lambda url, **more: OpenAIProvider(
+        api="responses", api_key="k", base_url=f"{url}/v1", **more
     ),
-    "chat": lambda url, clock: OpenAIProvider(
-        api="chat", api_key="k", base_url=f"{url}/v1", clock=clock
+    "chat": lambda url, **more: OpenAIProvider(
+        api="chat", api_key="k", base_url=f"{url}/v1", **more
     ),
 }
 each_wire = pytest.mark.parametrize("wire", WIRES)
@@ -60,7 +60,7 @@ async def on(world: World, wire: str, *answers: Answer, **spec: Any) -> AsyncIte
         return left.pop(0)
 
     async with ProviderSimulator(script, clock=world.clock) as simulator:
-        provider = WIRES[wire](simulator.base_url, world.clock)
+        provider = WIRES[wire](simulator.base_url, clock=world.clock)
         try:
             async with world.open() as runtime:
                 named = AgentSpec(name="ana", provider=provider, model="m", **spec)
@@ -244,3 +244,65 @@ async def test_a_clock_that_steps_a_day_in_a_hold_neither_hurries_nor_outlasts_i
         assert live.calls == 2
         assert world.clock.now_ms() >= ends_ms
         assert await shown(live.ana) == ["user: go", "assistant: at last"]
+
+
+# -- five children that fail at once, and a parent whose provider hangs -------------------------
+
+
+@pytest.mark.behaviour("S-054", "S-055", "S-057", "S-058", "R-25")
+@each_wire
+@pytest.mark.parametrize(
+    "hangs",
+    [
+        Answer(hold="never"),
+        Answer(text="some of what I", chunk_chars=4, stall_after=2),
+        Answer(text="some of what I", chunk_chars=4, stall_after=2, keep_alive_ms=30_000),
+    ],
+    ids=["no byte", "no more bytes", "comments for ever"],
+)
+async def test_stream_that_never_closes_under_five_failing_children_is_a_stall_of_each_turn(
+    world: World, virtual_time: MockClock, wire: str, hangs: Answer
+) -> None:
+    """Each child's failure is told to their parent, whose answer never comes to its end."""
+    refused = Answer(status=401)
+
+    def script(request: WireRequest) -> Answer:
+        return refused if request.model == "child" else hangs
+
+    async def child(run: RunContext, number: int) -> None:
+        spec = AgentSpec(name=f"child{number}", provider=provider, model="child")
+        try:
+            await run.ask("work", spec, "work")
+        except StepFailedError as error:
+            await run.ask("notify", "ana", f"child {number} failed: {error.path}")
+
+    async with ProviderSimulator(script, clock=world.clock) as simulator:
+        provider = WIRES[wire](simulator.base_url, clock=world.clock, call_s=300)
+        try:
+            async with world.open() as runtime:
+                parent = AgentSpec(name="ana", provider=provider, model="m", error_policy=GivesUp())
+                ana = await runtime.add_agent(parent)
+                runtime.add_workflow("child", child)
+                began_s = trio.current_time()
+                runs = [await runtime.start_run(f"child{n}", "child", n) for n in range(5)]
+                ends = [await run.wait() for run in runs]
+                await ana.wait_idle()
+                assert [end.state for end in ends] == ["failed"] * 5
+                turns = world.turns()
+                assert 1 <= len(turns) <= 5
+                assert {(turn.state, turn.failure) for turn in turns} == {
+                    ("failed", "provider_stalled")
+                }, "a stall is a failure with its reason, and no cancellation"
+                bound_s = 300 if hangs.keep_alive_ms else 120
+                assert trio.current_time() - began_s <= len(turns) * (bound_s + 31)
+                assert world.rows("wakes", "ana") == []
+                assert runtime.runs(state="open") == ()
+                assert not world.ref("runs")._cell.kept.lives
+                assert not world.ref("agent")._cell.tasks
+                assert world.state().state == "idle"
+                assert not world.permits_out()
+            for number in range(1, len(simulator.log) + 1):
+                await simulator.wait_replied(number)
+            assert sum(entry.status == 401 for entry in simulator.log) == 5
+        finally:
+            await provider.aclose()
