@@ -42,12 +42,13 @@ class Hits(trio.abc.Instrument):
         self._counted: Counter[str] = Counter()
         self._due: tuple[str, int] | None = None
         self._victim = ""
+        self._slices = f"{life.slot_name}: hand over"
         self._token = trio.lowlevel.current_trio_token()
         match life.fault.split():
             case ["point", name, nth]:
                 crashpoints.arm(f"{name}:{nth}")
-            case ["step", nth]:
-                self._due = "step", int(nth)
+            case ["step" | "slice" as where, nth]:
+                self._due = where, int(nth)
             case ["kill", victim, where, nth]:
                 self._due, self._victim = (where, int(nth)), victim
             case ["refuse", nth]:
@@ -77,6 +78,8 @@ class Hits(trio.abc.Instrument):
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
         if self._is_of_a_turn(task):
             self.passed("step")
+        elif task.name == self._slices:
+            self.passed("slice")
 
     def passed(self, what: str) -> None:
         self._counted[what] += 1

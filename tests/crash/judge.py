@@ -5,24 +5,24 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from abeyance.actors.domain.drafts import Draft
 from abeyance.actors.domain.slot_messages import Receipt
 from abeyance.actors.testing import invariant
-from abeyance.storage.tables.blocks import ToolUseBlock
+from abeyance.storage.tables.blocks import TextBlock, ToolUseBlock
 
 from .life import Report
-from .sent import CHANGED, addressee, drafts_of
+from .sent import ACTS, CHANGED, addressee, drafts_of
 
 OWN: Final = ("ANA", "ana", "BO")
 """Authors whose messages wake nobody here: each is in the words of whom it is for, or of who
 speaks."""
 LEAVERS: Final = ("closing", "leaving")
 """Variants whose agents end: what is left of them is in the slot or a dead letter."""
-ALONE: Final = ("plain", "held", "quiesced", "big", "small", "pairs")
+ALONE: Final = ("plain", "held", "quiesced", "big", "small", "pairs", "edited")
 """Variants whose slot is in one agent's words, to its last reply."""
 
 
@@ -41,8 +41,12 @@ class _Judge:
         acks, calls = self._lines("acks"), invariant.read_log(self.directory / "wire.jsonl")
         self.receipts = {ack["id"]: Receipt(ack["id"], ack["seq"], "stored") for ack in acks}
         self.drafts = drafts_of(self.variant)
+        if self.variant == "edited":
+            calls = [self._as_edited(call) for call in calls]
         yield from invariant.violations(calls, fresh=self._fresh(calls))
         yield from self._accepted(acks)
+        if self.variant == "edited":
+            yield from self._edited()
         yield from self._transcript()
         yield from (f"{count} {what} at rest" for what, count in self.report.left.items() if count)
         yield from self._carried(calls)
@@ -85,8 +89,12 @@ class _Judge:
         said = [
             invariant.Said("assistant" if row.role == "assistant" else "user", blocks)
             for row in self.report.rows
-            if row.role != "marker" and (blocks := invariant.canonical_blocks(row.blocks))
+            if row.role != "marker"
+            and not (self.variant == "edited" and row.id == "x2")  # As in the calls.
+            and (blocks := invariant.canonical_blocks(row.blocks))
         ]
+        if self.variant == "edited":
+            said = list(map(_without_reasoning, said))
         last = calls[-1]
         whole = [*last.messages, last.reply]
         if self.variant in ALONE and whole != said:
@@ -127,6 +135,40 @@ class _Judge:
             for row in behind
         )
 
+    # -- operators' edits --------------------------------------------------------------------
+
+    def _edited(self) -> Iterator[str]:
+        """Each act was done once, and what it did is to be seen."""
+        if sorted(self.report.edits) != sorted((act.message, act.undone) for act in ACTS):
+            yield f"the edits are {self.report.edits}"
+        texts = {row.id: row.text for row in self.report.rows}
+        for act in ACTS:
+            words = f"says {act.message}" if act.undone else act.words
+            if texts.get(act.message) != words:
+                yield f"{act.message} says {texts.get(act.message)!r}, not {words!r}"
+            if words is None:
+                del self.receipts[act.message]
+        self.drafts = [draft for draft in self.drafts if draft.id in self.receipts]
+
+    def _as_edited(self, call: invariant.Exchange) -> invariant.Exchange:
+        """A call as it would have been made of what is there now: edits change what was read, and
+        reasoning that was signed behind other words is carried no more."""
+        messages = []
+        for said in map(_without_reasoning, call.messages):
+            for act in ACTS:
+                block = invariant.canonical_blocks([TextBlock(text=f"says {act.message}")])
+                if said.blocks != block:
+                    continue
+                if act.undone or act.words is None:
+                    break
+                words = invariant.canonical_blocks([TextBlock(text=act.words)])
+                messages.append(said._replace(blocks=words))
+                break
+            else:
+                messages.append(said)
+        reply = None if call.reply is None else _without_reasoning(call.reply)
+        return replace(call, messages=tuple(messages), reply=reply)
+
     # -- operators' pairs --------------------------------------------------------------------
 
     def _pairs(self) -> Iterator[str]:
@@ -163,3 +205,8 @@ class _Judge:
         path = self.directory / f"{name}.jsonl"
         lines = path.read_bytes().splitlines() if path.exists() else []
         return [json.loads(line) for line in lines]
+
+
+def _without_reasoning(said: invariant.Said) -> invariant.Said:
+    kept = (block for block in said.blocks if json.loads(block)["type"] != "thinking")
+    return said._replace(blocks=tuple(kept))

@@ -51,7 +51,8 @@ class Setting:
     number: int
     """The life's, from 1."""
     fault: str = ""
-    """`point NAME N`, `step N`, `kill ACTOR step|commit N`, `refuse N`; nothing: undisturbed."""
+    """`point NAME N`, `step|slice N`, `kill ACTOR step|commit|slice N`, `refuse N`; nothing:
+    undisturbed."""
 
 
 @dataclass
@@ -71,6 +72,8 @@ class Report:
     """How many rows there are of what a host at rest leaves nothing of."""
     letters: list[str] = field(default_factory=list)
     """What the dead letters say, of a host whose agents leave."""
+    edits: list[tuple[str, bool]] = field(default_factory=list)
+    """Of which message each edit is that is kept, and whether it was undone."""
     cancelled: list[int] = field(default_factory=list)
     """Those of `answered` whose turn was cancelled."""
     agents: dict[str, str] = field(default_factory=dict)
@@ -223,7 +226,7 @@ class Life:
             return Arrives(self, 1, reply(THOUGHT, "Moving", use("c1"), use("c2", "slow")))
         if uses == 2:
             return Arrives(self, 3, reply(use("c3", "wait")))
-        if self.setting.variant == "held" and self.first("limited"):
+        if self.setting.variant in ("held", "edited") and self.first("limited"):
             return Arrives(self, 5, fail(429, retry_after=3_600))
         return Arrives(self, 5, reply("Done"))
 

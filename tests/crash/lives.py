@@ -8,6 +8,7 @@ import select
 import signal
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -15,14 +16,19 @@ from typing import Any, Final
 import trio
 
 from abeyance.actors import Conversation, Tool
-from abeyance.actors.domain.errors import AgentEndedError, UnknownAgentError
+from abeyance.actors.domain.errors import (
+    AgentEndedError,
+    EditRefusedError,
+    UnknownAgentError,
+    UnknownMessageError,
+)
 from abeyance.actors.providers.port import ModelReply, ModelRequest
 from abeyance.actors.testing import HostClock, WallClock, reply
 from abeyance.actors.testing.scripted import Step
 from abeyance.actors.testing.witness import witnessed
 
 from .life import SCHEMA, Arrives, Life, Lines, Report, Setting, calls_in, until_stored, use
-from .sent import ANA, BO, Part, addressee
+from .sent import ACTS, ANA, BO, Act, Part, addressee
 
 CHANNEL: Final = "c"
 
@@ -246,11 +252,62 @@ class _Closing(_Gone):
             await self._fork.wait_idle()
 
 
+class _Edited(Life):
+    """An operator edits messages that were read: while the turn is held, or at rest if it is not.
+
+    Whoever has no receipt for an edit looks first whether it was done, as an operator would.
+    """
+
+    async def course(self) -> None:
+        await self.arrive(0)
+        self._done = trio.Event()
+        self.spawn(self._edit_all)
+        await self.rest()
+        await self._done.wait()
+        await super().course()
+
+    async def _edit_all(self) -> None:
+        for act in ACTS:
+            await self._until_free(partial(self._edit, act))
+        self._done.set()
+
+    async def _until_free(self, act: Callable[[], Any]) -> None:
+        """The same again where a turn lives: it is held, or over, in a while."""
+        while True:
+            try:
+                await until_stored(act)
+                return
+            except EditRefusedError as refused:
+                if refused.reason not in ("leased", "asked"):
+                    raise
+                await trio.sleep(60)
+
+    async def _edit(self, act: Act) -> None:
+        ana, done = self.handles[ANA], self._done_of(act)
+        if done is None:
+            with suppress(UnknownMessageError):  # It was done, and nobody lived to say so.
+                await ana.edit(act.message, act.words, requester="ops")
+            done = self._done_of(act)
+        assert done is not None
+        if act.undone and done.undone_ms is None:
+            await ana.undo_edit(done.edit, requester="ops")
+
+    def _done_of(self, act: Act) -> Any:
+        return next((edit for edit in self.handles[ANA].edits() if edit.id == act.message), None)
+
+    async def look(self) -> None:
+        await super().look()
+        self.report.edits = [
+            (edit.id, edit.undone_ms is not None) for edit in self.handles[ANA].edits()
+        ]
+
+
 LIVES: Final[dict[str, type[Life]]] = {
     "pairs": _WithPairs,
     "shared": _Shared,
     "leaving": _Leaving,
     "closing": _Closing,
+    "edited": _Edited,
 }
 
 

@@ -8,6 +8,7 @@ can die there. Exit code 1: something did not hold.
 
     SIGKILL      at every crash point, as often as it is passed, and at every step of the turn
     kill         of each actor, and of the agent's group, at every step and every commit
+    slice        where many messages are out, both at every step in which their rows are made
     refuse       the store refuses the n-th write
 
 Pairs of faults, one a life, are drawn by the seed.
@@ -41,8 +42,11 @@ VARIANTS = {
     "pairs": "an operator's tools, on the idle slot and behind a live turn",
     "shared": "two agents in one slot, and messages for both",
     "closing": "a conversation that is closed while its turn lives",
+    "edited": "an operator's edits, under a hold and at rest, one of them undone",
     "leaving": "two agents of one slot that are removed, one after the other",
 }
+SLICED = ("big",)
+"""Variants of which each step in which the slot makes rows is a place, too."""
 PAIRS_A_VARIANT = 40
 PROGRESS_EVERY = 25
 
@@ -95,7 +99,7 @@ def play(trial: Trial) -> Outcome:
 def matrix(variant: str, hits: dict[str, int]) -> Iterator[Trial]:
     """Every single fault of a variant, told from what an undisturbed life passes."""
     for name, count in sorted(hits.items()):
-        if name in ("step", "commit"):
+        if name in ("step", "commit", "slice"):
             continue
         for nth in range(1, count + 1):
             yield Trial(variant, (f"point {name} {nth}",))
@@ -105,6 +109,11 @@ def matrix(variant: str, hits: dict[str, int]) -> Iterator[Trial]:
         for nth in range(1, hits[where] + 1):
             for victim in (*VICTIMS, *BESIDE.get(variant, ())):
                 yield Trial(variant, (f"kill {victim} {where} {nth}",))
+    if variant in SLICED:
+        for nth in range(1, hits["slice"] + 1):
+            yield Trial(variant, (f"slice {nth}",))
+            for victim in ("slot", "group"):
+                yield Trial(variant, (f"kill {victim} slice {nth}",))
     for nth in range(1, hits["commit"] + 1):
         yield Trial(variant, (f"refuse {nth}",))
 

@@ -47,6 +47,24 @@ _CHANGES: tuple[Part, ...] = (
 """One that a newer message replaces, and one that is taken back, unless they were read by then."""
 
 
+@dataclass(frozen=True)
+class Act:
+    """What an operator does to a message, once; asked again it changes nothing more."""
+
+    message: str
+    words: str | None
+    """None: it is taken out."""
+    undone: bool = False
+
+
+ACTS = (
+    Act("go", "says go, mended"),
+    Act("x1", None),
+    Act("x2", None, undone=True),
+)
+"""Of the variant `edited`."""
+
+
 def addressee(name: str) -> str:
     """Whom a message is for, told from its id."""
     return BO if name.startswith(BO_PREFIX) else ANA
@@ -68,6 +86,11 @@ def stages(variant: str) -> Stages:
         (one("p4"), one("f2", "bot", wake=False)),
         (one("last"),),
     )
+    if variant == "edited":
+        found = (
+            (*found[0], one("x1", "bot", wake=False), one("x2", "bot", wake=False)),
+            *found[1:],
+        )
     if variant in ("shared", "leaving"):
         found = tuple(map(_mixed, found, _FOR_BO))
     return found

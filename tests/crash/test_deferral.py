@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 import shutil
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from abeyance.storage.tables.blocks import TextBlock
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = 24
@@ -179,6 +182,20 @@ def write_behind_what_was_answered(where: Path, report: Any) -> None:
     report.rows.insert(0, report.rows.pop())
 
 
+def edit_twice(where: Path, report: Any) -> None:
+    report.edits.append(report.edits[0])
+
+
+def take_an_edit_back(where: Path, report: Any) -> None:
+    (at,) = (at for at, row in enumerate(report.rows) if row.id == "go")
+    report.rows[at] = dataclasses.replace(report.rows[at], blocks=(TextBlock(text="says go"),))
+
+
+def keep_what_was_taken_out(where: Path, report: Any) -> None:
+    (at,) = (at for at, row in enumerate(report.rows) if row.id == "x2")
+    report.rows.insert(at, dataclasses.replace(report.rows[at], id="x1"))
+
+
 PLAIN: dict[Tamper, str] = {
     lose_a_message: "there 0 times",
     keep_a_message_twice: "there 2 times",
@@ -201,7 +218,10 @@ TAMPERS: list[tuple[str, Tamper | None, str]] = [
     ("closing", write_behind_what_was_answered, "are not what the transcript begins with"),
     ("leaving", keep_a_dead_letter_of_what_landed, "f1 is in the slot and a dead letter"),
     ("leaving", forget_a_dead_letter, "the wake of bo:p1 was answered by 0 turns"),
-    *((name, None, "") for name in ("plain", "pairs", "shared", "closing", "leaving")),
+    ("edited", edit_twice, "the edits are"),
+    ("edited", take_an_edit_back, "go says 'says go', not 'says go, mended'"),
+    ("edited", keep_what_was_taken_out, "x1 says"),
+    *((name, None, "") for name in ("plain", "edited", "pairs", "shared", "closing", "leaving")),
 ]
 
 
