@@ -30,6 +30,7 @@ _RECORD = b"x" * 250
 _SENDERS = (1, 16, 256, 4096)
 _DRAGGED_S = 0.002
 """What a commit takes at least in the row that does not depend on the disk."""
+_STALL = "how late the loop resumes a sleeper under 256 senders, p99.9"
 _INBOX = 9_000
 """Accepts a slot takes in a piece: an inbox holds 10,000 messages while its turn lives."""
 
@@ -52,7 +53,7 @@ class _Busy:
         return None
 
 
-class _Lag:
+class Lag:
     """How late a task is resumed that slept a millisecond: what the loop adds to everything."""
 
     def __init__(self) -> None:
@@ -75,7 +76,7 @@ class _Host:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._numbers = itertools.count(1)
-        self.lag = _Lag()
+        self.lag = Lag()
         self.wait_ms: list[float] = []
         self.cpu_s: list[float] = []
 
@@ -115,7 +116,7 @@ class _Host:
         return piece
 
     def forget(self) -> None:
-        self.lag, self.wait_ms, self.cpu_s = _Lag(), [], []
+        self.lag, self.wait_ms, self.cpu_s = Lag(), [], []
 
 
 def _syncing(side: Callable[[int], float]) -> AsyncPiece:
@@ -191,7 +192,7 @@ async def _accepts(scale: Scale) -> list[Result]:
                 )
             )
             if senders == 256:
-                results += [_stall("stall", host.lag), await _cpu(scale, host)]
+                results += [stall_of("stall", _STALL, host.lag), await _cpu(scale, host)]
         results.append(await _accepts_dragged(scale, host, synced))
     return results
 
@@ -215,11 +216,12 @@ async def _accepts_dragged(scale: Scale, host: _Host, synced: SyncedLmdb) -> Res
     )
 
 
-def _stall(row: str, lag: _Lag) -> Result:
+def stall_of(row: str, text: str, lag: Lag) -> Result:
+    """A row of how late a loop was, whose p99.9 counts."""
     worst = lag.percentile(0.999)
     return Result(
         row,
-        "how late the loop resumes a sleeper under 256 senders, p99.9",
+        text,
         "",
         "ms",
         Spread(worst, lag.percentile(0.5), max(lag.late_ms)),
@@ -376,4 +378,4 @@ def admission(scale: Scale) -> list[Result]:
     return results
 
 
-__all__ = ["accepts", "admission", "saturated"]
+__all__ = ["Lag", "accepts", "admission", "saturated", "stall_of"]

@@ -81,7 +81,8 @@ def _puts(slot: str, rows: int) -> Iterator[Put]:
         yield Put("slots", (slot, entry), encode(row))
 
 
-def _fill(path: Path, slot: str, rows: int) -> None:
+def fill(path: Path, slot: str, rows: int) -> None:
+    """Put so many messages into a slot of a stopped store."""
     store = LmdbStore.open(path, clock_ms=lambda: 1)
     puts = _puts(slot, rows)
     while batch := tuple(itertools.islice(puts, _PUTS)):
@@ -184,7 +185,7 @@ async def _boundaries(scale: Scale) -> list[Result]:
     waiting = 1_000 if scale.quick else _WAITING
     with tempfile.TemporaryDirectory(dir=Path(__file__).parent, prefix=".state-") as folder:
         path = Path(folder) / "state"
-        _fill(path, _LONG, many)
+        fill(path, _LONG, many)
         async with open_runtime(path, control=False) as runtime:
             host = _Host(runtime)
             with host.boundaries.timed():

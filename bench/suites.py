@@ -8,6 +8,7 @@ from typing import NamedTuple
 from .accepting import accepts, admission, saturated
 from .asking import ask_from_host, ask_from_trio
 from .boundary import boundaries
+from .compiling import batches, compiles
 from .crowd import crash_to_reply, crowd, lives, spawn
 from .measure import Result, Scale
 from .opening import opening, opening_waits
@@ -51,6 +52,8 @@ SUITES = (
     Suite("saturated", ("accepts-saturated", "starvation"), saturated, 300.0),
     Suite("admission", ("admission", "admission-100000-waits"), admission),
     Suite("boundary", ("boundary", "boundary-inbox"), boundaries, 300.0),
+    Suite("batches", ("stall-2101",), batches),
+    Suite("compile", ("compile",), compiles, 300.0),
     Suite("open", ("open",), opening, 300.0),
     Suite("open-waits", ("open-waits",), opening_waits, 300.0),
     Suite("run-step", ("run-step",), steps),
