@@ -38,7 +38,9 @@ def owe(cell: Cell) -> tuple[Target, bool]:
         raise RuntimeError("the message was stashed; its reply is for the next handler of it")
     if target is None:
         target = Unasked()
-        cell.inflight = envelope = (message, target, deliveries)
+    # Another one, as by every change: where it is still the one that was taken, the hot loop has
+    # nothing to look into.
+    cell.inflight = envelope = (message, target, deliveries)
     if deliveries != SETTLED:
         if cell.owed is NOTHING_OWED:
             cell.owed = {}

@@ -230,10 +230,8 @@ class TrioActorRef(pykka.ActorRef[A]):
         future._watched = False
         future._chain = ()
         stance = STANCE.get()
-        blocks = stance is not IDLE or (
-            block is not False and (block is True or get_ident() != box.ident)
-        )
-        if blocks:
+        blocks = block is not False and (block or get_ident() != box.ident)
+        if blocks or stance is not IDLE:
             blocks = self._judge(future, stance, message, block)
         if timeout is None:
             timeout = system.ask_timeout_s
@@ -243,8 +241,9 @@ class TrioActorRef(pykka.ActorRef[A]):
             future._timeout_s = timeout
         if cancel_on_timeout:
             future._cancels = True
-        deadline = NO_DEADLINE
-        if timeout is not None and not blocks:
+        if timeout is None or blocks:
+            deadline = NO_DEADLINE
+        else:
             now = system.wheel.now  # Called as a method, it would be searched for in bases first.
             deadline = now() + timeout
         future._deadline = deadline

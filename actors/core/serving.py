@@ -203,7 +203,7 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
                         _answer(cell, target, None, exc)
                     else:
                         if result is not LATER:
-                            if cell.owed or cell.inflight is not envelope:
+                            if cell.inflight is not envelope:
                                 handled -= 1
                                 _answer(cell, target, result, None)
                             else:
