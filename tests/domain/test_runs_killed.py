@@ -235,3 +235,29 @@ def test_run_that_asks_an_agent_sends_each_message_once_wherever_it_is_killed(
         states = [record.after for _, record in rows(at, "run_transitions")]
         assert states.count("completed") == 1
         assert "recovery_required" not in states
+
+
+@pytest.mark.behaviour("S-064", "S-048", "X-006")
+@pytest.mark.parametrize("question", ["first?", "second?"])
+def test_run_whose_process_is_killed_under_a_stream_that_stands_still_goes_on_once(
+    directories: Any, question: str
+) -> None:
+    """Before its wall, or as it goes on behind it."""
+    at = directories("hangs")
+    late = NOW + HOUR
+    first = {**life(at, NOW), "hangs_at": question, "workflow": "asks"}
+    second = {**life(at, late, start=()), "hangs_at": question, "workflow": "asks"}
+    whole = {**life(at, late, start=()), "workflow": "asks"}
+    lives = [first, whole] if question == "first?" else [first, second, whole]
+    (status,) = play((lives, False))
+    assert status == [KILLED, 0] if question == "first?" else [0, KILLED, 0]
+    ((_, run),) = rows(at, "runs")
+    assert run.state == "completed", run.reason
+    said = [(entry.role, entry.message) for _, entry in rows(at, "slots")]
+    asked = [message for role, message in said if role == "user"]
+    assert asked == ["run:k@1/0", "run:k@1/1"]
+    assert [role for role, _ in said] == ["user", "assistant"] * 2
+    assert [turn.state for _, turn in rows(at, "turns")] == ["done", "done"]
+    states = [record.after for _, record in rows(at, "run_transitions")]
+    assert states.count("completed") == 1
+    assert "recovery_required" not in states

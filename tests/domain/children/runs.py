@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import traceback
 from contextlib import suppress
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import trio
+import trio.testing
 
 from abeyance.actors import (
     AgentSpec,
@@ -27,6 +29,7 @@ from abeyance.actors import (
     step_context,
 )
 from abeyance.actors.providers import CapacityExhaustedError, Exhaustion
+from abeyance.actors.providers.port import ReplyDelta
 from abeyance.actors.testing import ScriptedProvider, WallClock, fail, reply
 from abeyance.storage.crashpoints import arm
 
@@ -79,11 +82,22 @@ async def asks(run: RunContext, _ends_ms: int) -> Any:
     return [await run.ask(name, "ana", f"{name}?") for name in QUESTIONS]
 
 
-def provider(clock: WallClock, ends_ms: int) -> ScriptedProvider:
+class DiesInTheMiddle:
+    """A reply whose stream stands still; the process is killed while it does."""
+
+    async def play(self, call: Any) -> Any:
+        call.on_delta(ReplyDelta("text", 0, "half of"))
+        await trio.testing.wait_all_tasks_blocked()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def provider(clock: WallClock, ends_ms: int, hangs_at: str | None) -> ScriptedProvider:
     """One that is out for the second question until an instant."""
 
     def answer(request: Any) -> Any:
         said = request.messages[-1].blocks[0].text
+        if said == hangs_at:
+            return DiesInTheMiddle()
         if said == "second?" and clock.now_ms() < ends_ms:
             return fail(429, retry_after=(ends_ms - clock.now_ms()) / 1_000)
         return reply(f"re {said}")
@@ -100,7 +114,11 @@ async def play(life: dict[str, Any]) -> None:
         if name == "asks":
             runtime.add_workflow("asks", asks)
             await runtime.add_agent(
-                AgentSpec(name="ana", provider=provider(clock, life["ends_ms"]), model="m")
+                AgentSpec(
+                    name="ana",
+                    provider=provider(clock, life["ends_ms"], life.get("hangs_at")),
+                    model="m",
+                )
             )
         for key in life["start"]:
             with suppress(RunOpenError):
