@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -45,3 +47,36 @@ def test_payment_waits_for_a_person_through_a_restart_and_is_made_once(tmp_path:
         "results: (tools)",
         "assistant: Done.",
     ]
+
+
+def test_log_records_become_json_lines_with_the_ids_they_are_about(tmp_path: Path) -> None:
+    (line,) = map(json.loads, play("structured_logs.py", str(tmp_path / "state")))
+    assert line["event"] == "the error policy of 'ana' raised; the default decides"
+    assert (line["agent"], line["level"]) == ("ana", "error")
+    assert line["logger"].startswith("abeyance.actors.")
+    assert line["exception"][0]["exc_type"] == "KeyError"
+    assert "run" not in line
+
+
+def test_a_reply_that_was_cut_off_is_taken_back_and_said_again(tmp_path: Path) -> None:
+    said = play("streaming.py", str(tmp_path / "state"))
+    whole = "The sea rises and falls twice a day."
+    assert len(said) == 4
+    assert said[0]
+    assert whole.startswith(said[0])
+    assert said[1:] == ["(that did not count; once more)", whole, f"stored: {whole}"]
+
+
+def test_a_declared_host_answers_lines_and_ends_with_its_input(tmp_path: Path) -> None:
+    shutil.copytree(EXAMPLES / "serve", tmp_path / "serve")
+    done = subprocess.run(
+        [sys.executable, "-m", "abeyance.actors.ops.entry", "serve", "host.toml"],
+        cwd=tmp_path / "serve",
+        input="ana: hello\nbo: hi\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["ana> hello", "bo> hi"]
