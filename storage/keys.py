@@ -17,10 +17,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from .errors import InvalidRequestError
-from .store import Key
+from .store import Key, KeyPart
 
 KEY_BYTES_MAX: Final = 511
 INT_MAX: Final = 2**64 - 1
@@ -102,52 +102,34 @@ def encoder(shape: tuple[type, ...]) -> Callable[[Key], bytes]:
     return found
 
 
-def column_encoder(shape: tuple[type, ...]) -> Callable[[list[Key]], list[bytes]]:
-    """The encoder of many keys of one shape: what keys behind one another share is encoded once."""
-    return _COLUMN_ENCODERS.get(shape) or _each(encoder(shape))
+def encode_column(shape: tuple[type, ...], prefix: Key, lasts: list[KeyPart]) -> list[bytes]:
+    """Encode many keys that have all parts but the last in common.
+
+    Raises:
+        InvalidRequestError: As `encode_key`, of the first that is none.
+    """
+    if len(prefix) == len(shape) - 1 and set(map(type, lasts)) == {shape[-1]}:
+        start, columns = encode_prefix(shape, prefix), _COLUMNS.get(shape[-1])
+        raws = None if columns is None else columns(start, lasts)
+        if raws is not None and len(max(raws, key=len)) <= KEY_BYTES_MAX:
+            return raws
+    # Refused here, with the part's name; or it is no usual column.
+    return [encode_key(shape, (*prefix, last)) for last in lasts]
 
 
-def _each(encode: Callable[[Key], bytes]) -> Callable[[list[Key]], list[bytes]]:
-    return lambda keys: [encode(key) for key in keys]
+def _integers(start: bytes, lasts: list[Any]) -> list[bytes] | None:
+    start, pack = start + b"\3", _INT_ALONE
+    try:
+        return [start + pack(number) for number in lasts]
+    except struct.error:
+        return None
 
 
-def _encode_texts_ints(keys: list[Key]) -> list[bytes]:
-    raws: list[bytes] = []
-    last: object = None
-    start, pack = b"", _INT_ALONE
-    for key in keys:
-        text, number = key if len(key) == 2 else (None, None)
-        if text is last and number.__class__ is int and key.__class__ is tuple:
-            try:
-                raws.append(start + pack(number))
-                continue
-            except struct.error:
-                pass  # Refused below, with the part's name.
-        raws.append(_encode_text_int(key))
-        # No key but one that was encoded whole is gone by.
-        last, start = text, raws[-1][:-8]
-    return raws
-
-
-def _encode_texts_texts(keys: list[Key]) -> list[bytes]:
-    raws: list[bytes] = []
-    last: object = None
-    start = b""
-    for key in keys:
-        first, second = key if len(key) == 2 else (None, None)
-        if (
-            first is last
-            and second.__class__ is str
-            and key.__class__ is tuple
-            and second.isprintable()
-        ):
-            raw = start + f"\2{second}\0".encode()
-            if len(raw) <= KEY_BYTES_MAX:
-                raws.append(raw)
-                continue
-        raws.append(_encode_text_text(key))
-        last, start = first, _encode_text((first,))  # type: ignore[arg-type]
-    return raws
+def _texts(start: bytes, lasts: list[Any]) -> list[bytes] | None:
+    if not "".join(lasts).isprintable():
+        return None  # It may need escaping; and what is printable holds no line break.
+    start += b"\2"
+    return [start + raw for raw in ("\0\n".join(lasts) + "\0").encode().split(b"\n")]
 
 
 # Printable text holds neither 00 nor 01, so it needs no escaping; whatever is not plainly a key of
@@ -248,7 +230,7 @@ _ENCODERS: Final[dict[tuple[type, ...], Callable[[Key], bytes]]] = {
     (str, int): _encode_text_int,
     (str, str): _encode_text_text,
 }
-_COLUMN_ENCODERS: Final[dict[tuple[type, ...], Callable[[list[Key]], list[bytes]]]] = {
-    (str, int): _encode_texts_ints,
-    (str, str): _encode_texts_texts,
+_COLUMNS: Final[dict[type, Callable[[bytes, list[Any]], list[bytes] | None]]] = {
+    int: _integers,
+    str: _texts,
 }

@@ -103,13 +103,19 @@ class Rows(_Data, frozen=True, gc=False):
     table: str
     kind: str
     version: int
-    keys: list[Key]
-    """Like `bodies` not changed any more. Requests may share a list of keys, which is then encoded
-    once for all tables of one shape."""
+    prefix: Key
+    """All parts of their keys but the last."""
+    lasts: list[KeyPart]
+    """The last parts; like `bodies` not changed any more. Tables of one shape and prefix may share
+    the list, whose keys are then encoded once."""
     bodies: list[bytes]
     """A record each, as `codec.pack_record` packs it."""
     fresh: bool = False
     """Whether the request is refused where one of the rows is there: a guard of each with 0."""
+
+    @property
+    def keys(self) -> list[Key]:
+        return [(*self.prefix, last) for last in self.lasts]
 
 
 class Chain(_Data, frozen=True, gc=False):
@@ -141,7 +147,7 @@ class Request(_Data, frozen=True, gc=False):
     @property
     def ops(self) -> int:
         ops = len(self.guards) + len(self.puts) + len(self.deletes) + len(self.appends)
-        return ops + sum(len(rows.keys) * (1 + rows.fresh) for rows in self.rows)
+        return ops + sum(len(rows.lasts) * (1 + rows.fresh) for rows in self.rows)
 
 
 class Committed(_Data, frozen=True, gc=False):

@@ -22,7 +22,7 @@ from .cell import BIRTHS, Cell
 from .envelope import ANSWER, LATER, TIMER, Answer, Ended, Later
 from .errors import REFUSALS, AskCycleError
 from .future import TrioFuture
-from .hand import owe, stash, unstash
+from .hand import owe, stash, take_next, unstash
 from .logs import Log
 from .ref import TrioActorRef
 from .reminders import check_reminder
@@ -237,6 +237,19 @@ class TrioActor(pykka.Actor):
         """
         target, over = owe(self._cell)
         return Reply(self._cell, target, over)
+
+    def take_next(self, kind: type) -> Any:
+        """Take the next message in the handler of one, if it is an ask of just this kind.
+
+        Not a checkpoint. From then on it is the message being handled: what raises is its crash,
+        and `later()` is its reply, which is owed already. Only where the reply of the message
+        before is owed, too. For many small messages behind one another, whose handling costs less
+        than taking them one by one; the handler sees to it that it takes few at a time.
+
+        Returns:
+            The message; None where there is none, or the mailbox is to look at it first.
+        """
+        return take_next(self._cell, kind)
 
     def stash(self) -> Later:
         """Put the message being handled aside, to be handled again after `unstash_all()`.

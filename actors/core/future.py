@@ -186,9 +186,13 @@ class _TaskWaiter:
         self.ident = get_ident()
         self.token = current_trio_token()
 
+    @trio.lowlevel.enable_ki_protection
     def __call__(self) -> None:
         if get_ident() == self.ident:
-            self.wake()
+            # As `wake`, without the call.
+            task, self.task = self.task, None
+            if task is not None:
+                reschedule(task, WOKEN)
             return
         try:
             self.token.run_sync_soon(self.wake)
@@ -367,7 +371,12 @@ class TrioFuture(Target, pykka.Future[T]):
                 yield from wait_task_rescheduled(waiter.abort).__await__()  # noqa: ASYNC105
         else:
             yield from checkpoint().__await__()  # noqa: ASYNC105
-        return cast("T", open_outcome(self._outcome))
+        # As `open_outcome`, without the call.
+        outcome = self._outcome
+        if type(outcome) is Failure:
+            raise outcome.error.with_traceback(outcome.traceback)
+        value: T = outcome
+        return value
 
     __iter__ = __await__
 

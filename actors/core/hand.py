@@ -12,10 +12,10 @@ Runs on the loop thread.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from .envelope import SETTLED, STASHED, Envelope
-from .future import Target, Unasked
+from .future import PENDING, Target, Unasked
 
 if TYPE_CHECKING:
     from .cell import Cell
@@ -46,6 +46,35 @@ def owe(cell: Cell) -> tuple[Target, bool]:
             cell.owed = {}
         cell.owed[target] = envelope
     return target, deliveries == SETTLED
+
+
+def take_next(cell: Cell, kind: type) -> Any:
+    """Take the next envelope of the user lane in hand, as one whose reply is owed; its message.
+
+    None where the loop that serves the mailbox is to look at it: no ask of just this kind of
+    message, one that has expired, is part of a chain of asks, or is counted past the end of the
+    process; or where something comes before the user lane, or a test's faults between the two.
+    """
+    box = cell.box
+    user = box.user
+    if not user or box.urgent or box.returned or box.watched or cell.system.faults is not None:
+        return None
+    envelope = user[0]
+    message, target, _ = envelope
+    if (
+        message.__class__ is not kind
+        or target is None
+        or target._outcome is not PENDING
+        or target._chain
+        or getattr(message, "act_id", None) is not None
+        or user.popleft() is not envelope
+    ):
+        return None
+    cell.inflight = envelope
+    if cell.owed is NOTHING_OWED:
+        cell.owed = {}
+    cell.owed[target] = envelope
+    return message
 
 
 def release(cell: Cell, target: Target) -> bool:

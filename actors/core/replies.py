@@ -14,7 +14,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from .envelope import ANSWER, Answer
-from .future import Failure, Outcome, Target
+from .future import Failure, Target
 from .hand import release
 from .settling import drop_internal
 
@@ -46,22 +46,25 @@ class Reply:
 
         Not a checkpoint.
         """
-        return self._settle(value)
-
-    def set_exception(self, error: BaseException) -> bool:
-        """Reply with an exception. As `set`."""
-        return self._settle(Failure(error, error.__traceback__))
-
-    def _settle(self, outcome: Outcome) -> bool:
-        cell = self._cell
+        cell, target = self._cell, self._target
         if get_ident() != cell.box.ident:
             raise RuntimeError("a reply handle is settled on the loop thread")
-        if not release(cell, self._target):
+        if cell.inflight is None and cell.idle is None and cell.state == "running":
+            # As `release`, without the call, of what is owed by an actor that handles nothing else.
+            if cell.owed.pop(target, None) is not None:
+                cell.handled += 1
+            elif not release(cell, target):
+                return False
+        elif not release(cell, target):
             return False
-        if self._target._settle(outcome):
+        if target._settle(value):
             return True
         cell.late += 1
         return False
+
+    def set_exception(self, error: BaseException) -> bool:
+        """Reply with an exception. As `set`."""
+        return self.set(Failure(error, error.__traceback__))
 
 
 class Request(Target):

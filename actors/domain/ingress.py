@@ -253,7 +253,7 @@ def encode_text(text: str, field: str = "message") -> Value:
         _text(text, f"{field}[0].text")
     if is_blank(text):
         raise says_nothing(field)
-    body = codec.pack_sound(Body(blocks=(TextBlock(text=text),)))
+    body = codec.pack_text_body(text)
     return Value(Body.KIND, Body.VERSION, body, codec.checksum(body))
 
 

@@ -100,6 +100,7 @@ from .slot_messages import (
     UndoRewind,
     WithdrawPair,
     WithdrawStart,
+    taken,
 )
 from .slot_pairs import ended_pair, open_pair
 from .slot_plans import plan
@@ -120,6 +121,9 @@ PRUNE_EVERY_S: Final = 3_600.0
 """How often, at least, the wall clock is looked at while rewound rows wait to be deleted."""
 PRUNE_PAUSE_S: Final = 0.1
 """Between two parts that are deleted, so that nobody waits for many of them."""
+MORE_MAX: Final = 7
+"""Messages that are accepted in the handling of one; the time is looked at every eighth of those,
+after half a millisecond or so."""
 TIDY_AGAIN_S: Final = 5.0
 """Until what only tidies up is tried again where the store refused it."""
 
@@ -234,7 +238,10 @@ class Slot(TrioActor):
     def on_receive(self, message: Any) -> Any:
         match message:
             case Accept():
-                return self._accept(message)
+                accepted = self._accept(message)
+                if accepted is LATER:
+                    self._accept_more()
+                return accepted
             case AcceptMany():
                 self._check_not_ended(message.accepts[0].agent)
                 return self._take_in(message)
@@ -318,7 +325,26 @@ class Slot(TrioActor):
             receipt = None if earlier is not None else self._ids.stored(accept, self._book)
             if receipt is not None:
                 return receipt
-        return self._take_in(accept)
+        if self._lost is not None:
+            raise self._lost
+        self._plan(Act(accept, self.later()))
+        return LATER
+
+    def _accept_more(self) -> None:
+        """Accept some of what is behind a message: that costs less than to be handed each."""
+        for _ in range(MORE_MAX):
+            accept = self.take_next(Accept)
+            if accept is None:
+                return
+            try:
+                accepted = self._accept(accept)
+            except ActorCrashError:
+                raise
+            except Exception as error:  # noqa: BLE001 - its sender's, as of any message.
+                self.later().set_exception(error)
+            else:
+                if accepted is not LATER:
+                    self.later().set(accepted)
 
     def _check_not_ended(self, agent: str) -> None:
         if agent in self.kept.ended:
@@ -416,18 +442,20 @@ class Slot(TrioActor):
                 # Of a batch: a barrier comes in behind it.
                 return Plan([Request(chain=chain)], 1, earlier)
         together = self._open
-        if (
-            together is None
-            or act.alone
-            or not together.accepts.has_room(len(accept.body.body), self._store.limits)
-        ):
-            together = _Together(Accepts(), [])
-        request, taken = plan_accept(book, accept, chain, together.accepts)
+        if together is None or act.alone or not together.accepts.has_room(accept):
+            together = _Together(book.accepts(accept.agent), [])
+        if accept.subject is None:
+            entry, seq = book.accept(accept, together.accepts)
+            receipt = taken(accept.message, entry, seq)
+        else:
+            request, receipt = plan_accept(book, accept, chain, together.accepts)
+            if request is not None:
+                if accept.known:
+                    self._ids.acts[accept.message] = act
+                return Plan([request], 1, receipt)
         if accept.known:
             self._ids.acts[accept.message] = act
-        if request is not None:
-            return Plan([request], 1, taken)
-        act.due, act.answer = 1, taken
+        act.due, act.answer = 1, receipt
         self._acts.append(act)
         together.acts.append(act)
         if together is not self._open:
@@ -534,7 +562,7 @@ class Slot(TrioActor):
                         break
                     part, weight = [(encoded, acts)], 1
                     continue
-                weighs = len(request) if isinstance(request, Accepts) else 1
+                weighs = request.count if isinstance(request, Accepts) else 1
                 if part and weight + weighs > HAND_OVER_MAX:
                     self._ask_journal(part, weight)
                     part, weight = [], 0
@@ -583,7 +611,10 @@ class Slot(TrioActor):
                 act.due -= 1
                 if act.due == 0:
                     self._acts.popleft()
-                    self._committed(act)
+                    if act.message.__class__ is Accept:
+                        self._accepted_one(act)
+                    else:
+                        self._committed(act)
 
     def _plan_anew(
         self,
@@ -652,14 +683,7 @@ class Slot(TrioActor):
 
     def _committed(self, act: Act) -> None:
         message, answer = act.message, act.answer
-        if isinstance(message, Accept):
-            if message.known:
-                self._ids.acts.pop(message.message, None)
-            if message.wake:
-                self._listeners.tell_woken(message.agent, answer.seq)
-            if answer.replaces is not None:
-                self._replaced(message.agent, answer)
-        elif isinstance(message, AcceptMany):
+        if isinstance(message, AcceptMany):
             self._accepted(message, answer)
         elif isinstance(message, Retract | EditSlot | UndoEdit | CancelTurn) and answer is None:
             self._plan(act)
@@ -682,6 +706,17 @@ class Slot(TrioActor):
         elif isinstance(answer, EditReceipt):
             self._edited(message, answer)
         act.set(answer)
+
+    def _accepted_one(self, act: Act) -> None:
+        accept, receipt = act.message, act.answer
+        if accept.known:
+            self._ids.acts.pop(accept.message, None)
+        if accept.wake:
+            self._listeners.tell_woken(accept.agent, receipt.seq)
+        if receipt.replaces is not None:
+            self._replaced(accept.agent, receipt)
+        for reply in act.replies:
+            reply.set(receipt)
 
     def _accepted(self, many: AcceptMany, receipts: tuple[Receipt, ...]) -> None:
         self._ids.settle(many)

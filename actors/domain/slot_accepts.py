@@ -6,10 +6,10 @@ in columns, packed as they come, so that nothing is left to be refused.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Any, Final
 
 from abeyance.storage.codec import pack_sound
-from abeyance.storage.store import Chain, Guard, Key, Limits, Request, Rows
+from abeyance.storage.store import Chain, Guard, KeyPart, Limits, Request, Rows
 from abeyance.storage.tables.slots import Body, Entry, Inboxed, MessageId, Wake
 
 from .slot_forms import placed
@@ -24,45 +24,57 @@ TOGETHER_BYTES_MAX: Final = 256 * 1024
 """Content of messages that share a request."""
 
 
-class _Column(NamedTuple):
-    keys: list[Key]
-    bodies: list[bytes]
-
-
 class Accepts:
-    """What one request accepts, in the order in which it came."""
+    """What one request accepts, in the order in which it came: messages for one agent."""
 
-    __slots__ = ("_bodies", "_ids", "_inbox", "_slots", "_wakes", "size")
+    __slots__ = (
+        "_agent",
+        "_bodies",
+        "_entries",
+        "_ids",
+        "_inbox",
+        "_known",
+        "_landed",
+        "_messages_max",
+        "_seqs",
+        "_slot",
+        "_waiting",
+        "_wakes",
+        "_waking",
+        "count",
+        "size",
+    )
 
-    def __init__(self) -> None:
-        self._ids = _Column([], [])
-        self._bodies = _Column([], [])
-        self._inbox = _Column([], [])
-        self._slots = _Column([], [])
-        self._wakes = _Column([], [])
+    def __init__(self, slot: str, agent: str, limits: Limits) -> None:
+        self._slot = slot
+        self._agent = agent
+        # The owner's guard is one more.
+        self._messages_max = min(TOGETHER_MAX, (limits.ops_max - 1) // OPS_AN_ACCEPT)
+        # Last parts of keys, and the bodies beside them.
+        self._ids: list[KeyPart] = []
+        self._known: list[bytes] = []
+        self._entries: list[KeyPart] = []
+        self._bodies: list[bytes] = []
+        self._waiting: list[KeyPart] = []
+        self._inbox: list[bytes] = []
+        self._seqs: list[KeyPart] = []
+        self._landed: list[bytes] = []
+        self._waking: list[KeyPart] = []
+        self._wakes: list[bytes] = []
+        self.count = 0
         self.size = 0
         """Bytes of content."""
 
-    def __len__(self) -> int:
-        return len(self._ids.keys)
-
-    def has_room(self, size: int, limits: Limits) -> bool:
-        """Whether one more message, of so many bytes, may share the request."""
-        count = len(self._ids.keys)
+    def has_room(self, accept: Accept) -> bool:
+        """Whether one more message may share the request."""
         return (
-            count < TOGETHER_MAX
-            and self.size + size <= TOGETHER_BYTES_MAX
-            and (count + 1) * OPS_AN_ACCEPT < limits.ops_max
+            self.count < self._messages_max
+            and self.size + len(accept.body.body) <= TOGETHER_BYTES_MAX
+            and self._agent == accept.agent
         )
 
     def add(
-        self,
-        slot: str,
-        accept: Accept,
-        row: Inboxed,
-        entry: int,
-        seq: int | None,
-        wake: Wake | None,
+        self, accept: Accept, row: Inboxed, entry: int, seq: int | None, wake: Wake | None
     ) -> None:
         """Add a message.
 
@@ -71,47 +83,41 @@ class Accepts:
             seq: Its place in the slot; None: it waits in the inbox.
             wake: None: it asks for no turn.
         """
-        place, pack = (slot, entry), pack_sound
-        known = MessageId(
-            entry=entry,
-            state="inbox" if seq is None else "slot",
-            seq=seq,
-            body_crc=accept.body_crc,
-        )
-        keys, bodies = self._ids
-        keys.append((slot, accept.message))
-        bodies.append(pack(known))
-        keys, bodies = self._bodies
-        keys.append(place)
-        bodies.append(accept.body.body)
+        pack = pack_sound
+        state: Any = "inbox" if seq is None else "slot"
+        self.count += 1
         self.size += row.body_bytes
+        self._ids.append(accept.message)
+        self._known.append(
+            pack(MessageId(entry=entry, state=state, seq=seq, body_crc=accept.body_crc))
+        )
+        self._entries.append(entry)
+        self._bodies.append(accept.body.body)
         if seq is None:
-            keys, bodies = self._inbox
-            keys.append(place)
-            bodies.append(pack(row))
+            self._waiting.append(entry)
+            self._inbox.append(pack(row))
         else:
-            keys, bodies = self._slots
-            keys.append((slot, seq))
-            bodies.append(pack(placed(slot, entry, row)))
+            self._seqs.append(seq)
+            self._landed.append(pack(placed(self._slot, entry, row)))
         if wake is not None:
-            keys, bodies = self._wakes
-            keys.append(place if accept.agent == slot else (accept.agent, entry))
-            bodies.append(pack(wake))
+            self._waking.append(entry)
+            self._wakes.append(pack(wake))
 
     def request(self, owner: Guard, chain: Chain) -> Request:
         """What accepts them. Nothing is added any more."""
-        places = self._bodies.keys
+        slot, entries = (self._slot,), self._entries
+        # Lists of numbers that are the same are encoded once.
+        waiting = entries if self._waiting == entries else self._waiting
+        waking = entries if self._waking == entries else self._waking
         rows = [
-            Rows("ids", MessageId.KIND, MessageId.VERSION, *self._ids, True),
-            Rows("bodies", Body.KIND, Body.VERSION, *self._bodies),
+            Rows("ids", MessageId.KIND, MessageId.VERSION, slot, self._ids, self._known, True),
+            Rows("bodies", Body.KIND, Body.VERSION, slot, entries, self._bodies),
         ]
-        for table, record, (keys, bodies) in (
-            ("inbox", Inboxed, self._inbox),
-            ("slots", Entry, self._slots),
-            ("wakes", Wake, self._wakes),
-        ):
-            if keys:
-                # Lists of keys that are the same are encoded once.
-                shared = places if keys == places else keys
-                rows.append(Rows(table, record.KIND, record.VERSION, shared, bodies))
+        if waiting:
+            rows.append(Rows("inbox", Inboxed.KIND, Inboxed.VERSION, slot, waiting, self._inbox))
+        if self._seqs:
+            rows.append(Rows("slots", Entry.KIND, Entry.VERSION, slot, self._seqs, self._landed))
+        if waking:
+            agent = (self._agent,)
+            rows.append(Rows("wakes", Wake.KIND, Wake.VERSION, agent, waking, self._wakes))
         return Request((owner,), (), (), (), chain, tuple(rows))

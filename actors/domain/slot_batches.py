@@ -17,7 +17,7 @@ from abeyance.storage.store import Chain, Guard, Request
 from abeyance.storage.tables.slots import Inboxed, Wake
 
 from .drafts import too_large
-from .slot_accepts import OPS_AN_ACCEPT, Accepts
+from .slot_accepts import OPS_AN_ACCEPT
 from .slot_book import SlotBook
 from .slot_forms import accepted_rows, inboxed, wake_of
 from .slot_long import LongRequest, Op
@@ -114,7 +114,7 @@ def _take_in(
             receipts[id_] = Receipt(id_, entry, "accepted" if seq is None else "stored")
             taken.append((accept, row, entry, seq, wake))
         else:
-            into = Accepts()
+            into = book.accepts(accept.agent)
             request, receipts[id_] = plan_accept(book, accept, chain, into)
             taken.append(spread(into.request(book.owner, chain)) if request is None else request)
     return LongRequest(chain, book.store.limits, (book.owner,), lambda: _rows(book, taken))

@@ -317,7 +317,8 @@ class SlotBook:
             InboxFullError, RequestTooLargeError: No room for it; nothing is planned.
         """
         lands, size = self.lands_at_once, len(accept.body.body)
-        if not lands:
+        full = len(self.inbox) >= INBOX_ROWS_MAX or self.inbox_bytes + size > INBOX_BYTES_MAX
+        if full and not lands:
             self.check_room(1, size)
         if size > self._content_bytes_max:
             self.check_size(accept.body)
@@ -326,8 +327,12 @@ class SlotBook:
         row, wake = inboxed(accept), wake_of(accept)
         # Nothing from here on refuses: what is packed was checked where the message came in.
         entry, seq = self.take_in(row, wake, lands=lands)
-        into.add(self.slot, accept, row, entry, seq, wake)
+        into.add(accept, row, entry, seq, wake)
         return entry, seq
+
+    def accepts(self, agent: str) -> Accepts:
+        """What takes the rows of messages for an agent that are accepted together."""
+        return Accepts(self.slot, agent, self.store.limits)
 
     def take_in(self, row: Inboxed, wake: Wake | None, *, lands: bool) -> tuple[int, int | None]:
         """Take a message that there is room for: its number, and its place if it lands in the slot

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -91,6 +91,19 @@ class Receipt(NamedTuple):
     read: bool = False
     """Of a stored message: a request that carried it was sent, or may have been. What `send`
     returns does not say so yet."""
+
+
+_new: Final = tuple.__new__
+
+
+def taken(id_: str, entry: int, seq: int | None) -> Receipt:
+    """The receipt of a message that is accepted; made as it is often, without the defaults' turn.
+
+    Args:
+        seq: Its place in the slot, where it is there.
+    """
+    state = "accepted" if seq is None else "stored"
+    return _new(Receipt, (id_, entry, state, None, None, None, False))
 
 
 class Retract(NamedTuple):

@@ -26,7 +26,7 @@ from .slot_accepts import Accepts
 from .slot_arrivals import remaining
 from .slot_book import Draft, SlotBook
 from .slot_forms import inboxed, placed
-from .slot_messages import Accept, Receipt, Retract, TurnWithdrawn
+from .slot_messages import Accept, Receipt, Retract, TurnWithdrawn, taken
 from .slot_turns import Plan
 
 
@@ -56,7 +56,7 @@ def plan_accept(
         if older is not None and _is_unread(book, older):
             return _replace(book, accept, older, chain)
     entry, seq = book.accept(accept, into)
-    return None, Receipt(accept.message, entry, "accepted" if seq is None else "stored")
+    return None, taken(accept.message, entry, seq)
 
 
 def _is_unread(book: SlotBook, entry: int) -> bool:

@@ -6,7 +6,6 @@ import itertools
 from typing import Any
 
 from abeyance.actors.domain.ingress import body_crc, encode_body
-from abeyance.actors.domain.slot_accepts import Accepts
 from abeyance.actors.domain.slot_book import SlotBook
 from abeyance.actors.domain.slot_long import whole
 from abeyance.actors.domain.slot_messages import (
@@ -326,15 +325,17 @@ class BookDesk:
     # Each asks as the slot actor does, and commits.
 
     def accept(self, words: str, **how: Any) -> tuple[int, bool]:
-        into = Accepts()
-        entry, seq = self.book.accept(accept(words, **how), into)
+        said = accept(words, **how)
+        into = self.book.accepts(said.agent)
+        entry, seq = self.book.accept(said, into)
         self.commit([into.request(self.book.owner, self.chain)], prefixes=False)
         return entry, seq is not None
 
     def send(self, words: str, **how: Any) -> Receipt:
         """Accept as the slot actor does: in the place of an older message where it may."""
-        into = Accepts()
-        request, receipt = plan_accept(self.book, accept(words, **how), self.chain, into)
+        said = accept(words, **how)
+        into = self.book.accepts(said.agent)
+        request, receipt = plan_accept(self.book, said, self.chain, into)
         if request is None:
             request = into.request(self.book.owner, self.chain)
         self.commit([request], prefixes=False)
@@ -349,8 +350,9 @@ class BookDesk:
         """Accept many, without looking at each."""
         found = []
         for number in range(count):
-            into = Accepts()
-            entry, _ = self.book.accept(accept(str(number), **how), into)
+            said = accept(str(number), **how)
+            into = self.book.accepts(said.agent)
+            entry, _ = self.book.accept(said, into)
             request = into.request(self.book.owner, self.chain)
             assert isinstance(self.store.commit(request)[0], Committed)
             found.append(entry)

@@ -13,7 +13,6 @@ from abeyance.actors.domain.errors import (
     RewindRefusedError,
     UnknownMessageError,
 )
-from abeyance.actors.domain.slot_accepts import Accepts
 from abeyance.actors.domain.slot_messages import (
     CheckRewind,
     RewindReceipt,
@@ -361,7 +360,7 @@ def test_a_rewind_gets_past_a_row_that_cannot_be_read() -> None:
     assert leaves_answerable(desk.book, 4, "ana")
     assert coverable(desk.store, SLOT) == 2
     assert first_place(desk.store, SLOT) == 1
-    into = Accepts()
+    into = desk.book.accepts("ana")
     desk.book.accept(accept("d"), into)
     desk.unchecked([into.request(desk.book.owner, desk.chain)])
     assert desk.book.unread

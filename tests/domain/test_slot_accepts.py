@@ -28,10 +28,10 @@ from .test_slot_actor import open_room
 CHAIN = Chain("slot", 1)
 
 
-def requests_of(store: Any) -> list[list[int]]:
+def requests_of(store: Any) -> list[list[Any]]:
     """The numbers that each request accepted."""
     return [
-        [key[-1] for key in request.rows[1].keys]
+        list(request.rows[1].lasts)
         for request in store.requests
         if isinstance(request, Request) and request.rows
     ]
@@ -85,7 +85,7 @@ def test_the_rows_of_whatever_was_let_in_fit_their_schemas_and_say_it(
     if leased:
         desk.accept("go")
         desk.start()
-    into = Accepts()
+    into = desk.book.accepts(agent)
     entry, seq = desk.book.accept(said, into)
     assert (seq is None) == leased
     made = {}
@@ -102,15 +102,17 @@ def test_the_rows_of_whatever_was_let_in_fit_their_schemas_and_say_it(
 
 
 def test_messages_share_a_request_up_to_a_number_a_size_and_the_stores_operations() -> None:
-    into, small = Accepts(), Accepts()
-    desk = BookDesk()
+    desk, said = BookDesk(), accept("a")
+    into = Accepts(SLOT, "ana", LIMITS)
     for number in range(TOGETHER_MAX):
-        assert into.has_room(1, LIMITS)
+        assert into.has_room(said)
         desk.book.accept(accept(str(number)), into)
-    assert not into.has_room(1, LIMITS)
-    assert small.has_room(TOGETHER_BYTES_MAX, LIMITS)
-    assert not small.has_room(TOGETHER_BYTES_MAX + 1, LIMITS)
-    assert not small.has_room(1, Limits(5, 1_000))
+    assert not into.has_room(said)
+    assert not Accepts(SLOT, "ana", LIMITS).has_room(accept("a", agent="bo"))
+    rest = TOGETHER_BYTES_MAX - len(accept("x" * 70_000).body.body) + 70_000
+    assert Accepts(SLOT, "ana", LIMITS).has_room(accept("x" * rest))
+    assert not Accepts(SLOT, "ana", LIMITS).has_room(accept("x" * (rest + 1)))
+    assert not Accepts(SLOT, "ana", Limits(5, 1_000)).has_room(said)
 
 
 # -- through the actor ---------------------------------------------------------------------------

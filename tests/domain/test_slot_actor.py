@@ -854,7 +854,7 @@ async def test_what_a_predecessor_committed_is_answered_without_being_asked_of_t
         store.hold = False
         store.release()
         assert [receipt.seq for receipt in await outcomes_of(futures)] == list(range(1, 201))
-        assert sum(len(request.rows[0].keys) for request in store.requests if request.rows) == 200
+        assert sum(len(request.rows[0].lasts) for request in store.requests if request.rows) == 200
 
 
 async def test_a_boundary_is_not_done_twice_by_a_slot_that_died_before_it_answered() -> None:

@@ -6,7 +6,6 @@ import pytest
 
 from abeyance.actors.domain import slot_book
 from abeyance.actors.domain.errors import InboxFullError
-from abeyance.actors.domain.slot_accepts import Accepts
 from abeyance.actors.domain.slot_book import PAYLOAD_RESERVE, SlotBook
 from abeyance.storage.codec import spread
 from abeyance.storage.errors import RequestTooLargeError, UnreadableRecordError
@@ -64,7 +63,7 @@ def test_a_message_named_as_the_agent_is_its_own_words_and_wakes_nobody() -> Non
 def test_an_acceptance_writes_its_rows_in_one_request_that_guards_owner_and_id() -> None:
     desk = BookDesk()
     asked = accept("hi", known="x")
-    into = Accepts()
+    into = desk.book.accepts("ana")
     desk.book.accept(asked, into)
     request = into.request(desk.book.owner, desk.chain)
     assert spread(request).guards == (desk.book.owner, Guard("ids", (SLOT, "x"), 0))
@@ -120,7 +119,7 @@ def test_a_full_inbox_refuses_and_plans_nothing(monkeypatch: pytest.MonkeyPatch)
         desk.accept(str(number))
     message = accept("too many")
     with pytest.raises(InboxFullError) as caught:
-        desk.book.accept(message, Accepts())
+        desk.book.accept(message, desk.book.accepts("ana"))
     assert (caught.value.rows, caught.value.rows_max, caught.value.bytes_max) == (3, 3, 2**28)
     desk.same()
     desk.record(turn, 1, "done")
@@ -137,7 +136,7 @@ def test_an_inbox_of_too_many_bytes_refuses(monkeypatch: pytest.MonkeyPatch) -> 
     desk.accept("x" * 100)
     desk.accept("x" * 100)
     with pytest.raises(InboxFullError):
-        desk.book.accept(accept("x"), Accepts())
+        desk.book.accept(accept("x"), desk.book.accepts("ana"))
     assert desk.book.inbox_bytes == 2 * size
 
 
@@ -146,7 +145,7 @@ def test_content_that_no_request_of_the_store_holds_is_refused_alone() -> None:
     largest = desk.store.limits.payload_bytes_max - PAYLOAD_RESERVE
     overhead = len(accept("").body.body)
     with pytest.raises(RequestTooLargeError) as caught:
-        desk.book.accept(accept("x" * largest), Accepts())
+        desk.book.accept(accept("x" * largest), desk.book.accepts("ana"))
     assert caught.value.limit == largest
     desk.same()
     assert desk.accept("x" * (largest - overhead - 8)) == (1, True)
@@ -198,7 +197,7 @@ def test_a_new_book_takes_numbers_behind_a_wake_that_has_no_body() -> None:
 def test_after_a_refusal_a_new_book_uses_what_was_never_committed_and_nothing_else() -> None:
     desk = BookDesk()
     desk.accept("a")
-    desk.book.accept(accept("lost"), Accepts())
+    desk.book.accept(accept("lost"), desk.book.accepts("ana"))
     desk.book = load(desk.store)
     assert desk.accept("b") == (2, True)
     check(desk.store)
@@ -234,7 +233,7 @@ def test_an_unreadable_row_is_raised_and_not_read_around() -> None:
     desk = BookDesk(store)
     desk.accept("go")
     desk.start()
-    into = Accepts()
+    into = desk.book.accepts("ana")
     desk.book.accept(accept("a"), into)
     store.commit(into.request(desk.book.owner, desk.chain))
     with pytest.raises(UnreadableRecordError):

@@ -323,15 +323,15 @@ def test_a_guard_does_not_see_its_own_requests_puts(store: Any, rows: Any) -> No
     assert isinstance(outcome, Refused)
 
 
-def many(rows: Any, *keys: Any, author: str = "u", fresh: bool = False) -> Rows:
-    wakes = [codec.pack_record(rows.wake(author)) for _ in keys]
-    return Rows("wakes", "wake", 1, list(keys), wakes, fresh)
+def many(rows: Any, agent: str, *places: int, author: str = "u", fresh: bool = False) -> Rows:
+    wakes = [codec.pack_record(rows.wake(author)) for _ in places]
+    return Rows("wakes", "wake", 1, (agent,), list(places), wakes, fresh)
 
 
 def test_rows_are_puts_each_of_which_counts(store: Any, rows: Any) -> None:
-    first = Request(puts=(rows.put(("bea", 1)),), rows=(many(rows, A, B, author="one"),))
+    first = Request(puts=(rows.put(("bea", 1)),), rows=(many(rows, "ana", 1, 2, author="one"),))
     assert first.ops == 3
-    outcomes = store.commit(first, Request(rows=(many(rows, A, author="two"),)))
+    outcomes = store.commit(first, Request(rows=(many(rows, "ana", 1, author="two"),)))
     assert [type(outcome) for outcome in outcomes] == [Committed, Committed]
     assert store.get("wakes", A).counter == 2
     assert store.get("wakes", A).record.author == "two"
@@ -340,9 +340,9 @@ def test_rows_are_puts_each_of_which_counts(store: Any, rows: Any) -> None:
 
 def test_fresh_rows_are_refused_together_where_one_is_there(store: Any, rows: Any) -> None:
     store.commit(Request(puts=(rows.put(B, "there"),)))
-    fresh = Request(rows=(many(rows, A, B, fresh=True),))
+    fresh = Request(rows=(many(rows, "ana", 1, 2, fresh=True),))
     assert fresh.ops == 4
-    refused, held = store.commit(fresh, Request(rows=(many(rows, ("bea", 1), fresh=True),)))
+    refused, held = store.commit(fresh, Request(rows=(many(rows, "bea", 1, fresh=True),)))
     (refusal,) = refused.refusals
     assert (refusal.guard, refusal.row) == (rows.guard(B, 0), store.get("wakes", B))
     assert isinstance(held, Committed)

@@ -1,0 +1,149 @@
+"""Messages that a handler takes behind the one it was given: each is still one of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from abeyance.actors.core import (
+    LATER,
+    ActorCrashError,
+    ActorSystem,
+    AskTimeoutError,
+    Backoff,
+    ChildSpec,
+    SupervisorSpec,
+    TrioActor,
+    TrioActorRef,
+)
+
+
+class Ask(tuple[Any, ...]):
+    """What is taken together."""
+
+    act_id = None
+
+
+class Taker(TrioActor):
+    """Owes a reply to whatever it is asked, and notes what it got in one go."""
+
+    max_deliveries = 2
+
+    @classmethod
+    def make_kept(cls) -> dict[str, list[Any]]:
+        return {"goes": [], "replies": []}
+
+    def on_receive(self, message: Any) -> Any:
+        if message.__class__ is not Ask:
+            return message
+        go: list[Any] = []
+        self.kept["goes"].append(go)
+        taken: Any = message
+        while taken is not None:
+            go.append(taken[0])
+            if taken[0] == "poison":
+                raise ActorCrashError("poison")
+            self.kept["replies"].append((taken[0], self.later()))
+            taken = self.take_next(Ask) if len(go) < 4 else None
+        return LATER
+
+
+async def start(system: ActorSystem) -> TrioActorRef[Taker]:
+    spec = SupervisorSpec("group", children=(ChildSpec("taker", Taker),), backoff=Backoff(0.05))
+    supervisor = await system.start_supervisor(spec)
+    ref: TrioActorRef[Taker] = supervisor.refs["taker"]
+    return ref
+
+
+def settle(ref: TrioActorRef[Taker]) -> None:
+    replies, ref._cell.kept["replies"] = ref._cell.kept["replies"], []
+    for said, reply in replies:
+        reply.set(said)
+
+
+def asked(ref: TrioActorRef[Taker], *said: Any) -> list[Any]:
+    return [ref.ask(Ask((each,)) if each != "other" else each, block=False) for each in said]
+
+
+def goes(ref: TrioActorRef[Taker]) -> list[list[Any]]:
+    found: list[list[Any]] = ref._cell.kept["goes"]
+    return found
+
+
+async def test_messages_behind_one_are_taken_in_its_handler_and_each_has_its_own_reply(
+    autojump_clock: MockClock,
+) -> None:
+    async with ActorSystem() as system:
+        ref = await start(system)
+        futures = asked(ref, 1, 2, 3, 4, 5)
+        await wait_all_tasks_blocked()
+        assert goes(ref) == [[1, 2, 3, 4], [5]]
+        assert ref.statistics().owed == 5
+        settle(ref)
+        assert [await future for future in futures] == [1, 2, 3, 4, 5]
+        assert ref.statistics().handled == 5
+
+
+async def test_another_kind_of_message_is_not_taken_and_keeps_its_place(
+    autojump_clock: MockClock,
+) -> None:
+    async with ActorSystem() as system:
+        ref = await start(system)
+        futures = asked(ref, 1, 2, "other", 3)
+        ref.tell(Ask((4,)))
+        assert await futures[2] == "other"
+        await wait_all_tasks_blocked()
+        # A tell has nobody to be answered: the mailbox hands it over by itself.
+        assert goes(ref) == [[1, 2], [3], [4]]
+        settle(ref)
+        assert [await future for future in futures] == [1, 2, "other", 3]
+
+
+async def test_one_that_has_expired_is_not_taken(autojump_clock: MockClock) -> None:
+    async with ActorSystem() as system:
+        ref = await start(system)
+        ref.suspend()
+        first, late = ref.ask(Ask((1,)), block=False), ref.ask(Ask((2,)), timeout=1)
+        with pytest.raises(AskTimeoutError):
+            await late
+        last = ref.ask(Ask((3,)), block=False)
+        ref.resume()
+        await wait_all_tasks_blocked()
+        assert goes(ref) == [[1], [3]]
+        settle(ref)
+        assert [await first, await last] == [1, 3]
+
+
+async def test_a_crash_counts_for_the_message_that_was_taken_last_and_for_no_other(
+    autojump_clock: MockClock,
+) -> None:
+    async with ActorSystem() as system:
+        ref = await start(system)
+        futures = asked(ref, 1, 2, "poison", 3)
+        with pytest.raises(ActorCrashError):
+            await futures[2]
+        assert await ref.ask("other") == "other"
+        assert [entry.message[0] for entry in system.quarantine.list()] == ["poison"]
+        # What was owed comes back, uncounted, and what was behind stays.
+        assert ref.statistics().owed == 3
+        settle(ref)
+        assert [await futures[place] for place in (0, 1, 3)] == [1, 2, 3]
+        assert goes(ref)[-1][-1] == 3
+
+
+async def test_nothing_is_taken_ahead_of_what_comes_before_the_user_lane(
+    autojump_clock: MockClock,
+) -> None:
+    async with ActorSystem() as system:
+        ref = await start(system)
+        futures = asked(ref, 1, 2)
+        ref.kill()
+        ref.tell_internal("urgent")
+        await wait_all_tasks_blocked()
+        await trio.sleep(1)
+        assert goes(ref)[-1] == [1, 2]
+        settle(ref)
+        assert [await future for future in futures] == [1, 2]
