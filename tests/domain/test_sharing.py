@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from abeyance.actors.domain.errors import (
     InboxFullError,
     InvalidNameError,
     InvalidSpecError,
+    QuiescedError,
     RewindRefusedError,
 )
 from abeyance.actors.testing import Gate, ScriptedProvider, call_tool, fail, reply
@@ -194,6 +196,32 @@ async def test_messages_for_all_who_share_a_slot_land_in_one_order_by_one_rule(
         await ana.wait_idle()
         rows = [row.message for row in world.rows("slots", "room") if row.turn is None]
         assert rows == ["go", "a1", "b1", "a2", "b2", "a3"]
+
+
+@pytest.mark.behaviour("D-031")
+@pytest.mark.parametrize("how", ["serving", "quiesced"])
+async def test_a_stop_lands_what_waits_for_two_agents_interleaved_as_it_came(
+    world: World, virtual_time: MockClock, room: Scripted, how: str
+) -> None:
+    gate = Gate(reply("done"))
+    async with world.open() as runtime:
+        ana = await room.add("ana", gate)
+        bo = await room.add("bo")
+        await ana.send("go", id="go")
+        await gate.wait_entered()
+        for name, agent in (("a1", ana), ("b1", bo), ("a2", ana), ("b2", bo)):
+            receipt = await agent.send(name, id=name)
+            assert receipt.state == "accepted"
+        if how == "quiesced":
+            with suppress(QuiescedError):
+                await runtime.quiesce("a test", within_s=0)
+    async with world.open() as runtime:
+        waits, lands = (
+            [row.message for row in world.rows(table, "room") if getattr(row, "turn", None) is None]
+            for table in ("inbox", "slots")
+        )
+        came = ["a1", "b1", "a2", "b2"]
+        assert (waits, lands) == ((came, ["go"]) if how == "quiesced" else ([], ["go", *came]))
 
 
 @pytest.mark.behaviour("D-029")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from abeyance.actors.domain import slot_book
 from abeyance.actors.domain.errors import InboxFullError
 from abeyance.actors.domain.slot_book import PAYLOAD_RESERVE, SlotBook
-from abeyance.storage.codec import spread
+from abeyance.actors.domain.slot_long import whole
+from abeyance.storage.codec import encode, spread
 from abeyance.storage.errors import RequestTooLargeError, UnreadableRecordError
-from abeyance.storage.store import Guard
+from abeyance.storage.store import Delete, Guard, Put, Request
 from abeyance.storage.tables.slots import MessageId
 
 from .desk import DeskStore, rows
@@ -251,3 +254,23 @@ def test_ranges_span_markers_which_no_request_carries() -> None:
     desk.reload()
     assert desk.book.ranges == [[1, 4]]
     assert places(desk.store, desk.book.ranges) == [1, 3, 4]
+
+
+@pytest.mark.behaviour("D-010")
+def test_an_inbox_is_in_the_order_of_its_numbers_however_its_rows_were_written(seed: int) -> None:
+    desk = BookDesk()
+    desk.accept("go")
+    desk.start()
+    numbers = desk.fill(600)
+    kept = rows(desk.store, "inbox")
+    shuffled = list(kept)
+    random.Random(seed).shuffle(shuffled)
+    # Written again in any order, across the numbers whose last byte overflows.
+    for key in shuffled:
+        desk.store.commit(Request(deletes=(Delete("inbox", key),)))
+    for key in shuffled:
+        desk.store.commit(Request(puts=(Put("inbox", key, encode(kept[key])),)))
+    assert list(load(desk.store).inbox) == numbers
+    desk.reload()
+    desk.store.commit(*map(whole, desk.book.drain_all(desk.chain)))
+    assert shown(desk.store)[1:] == [f"user: {number}" for number in range(600)]

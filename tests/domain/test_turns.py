@@ -15,7 +15,7 @@ from abeyance.actors.providers.port import ProviderError, ProviderStalledError
 from abeyance.actors.testing import Gate, call_tool, fail, raise_, reply, stall
 from abeyance.storage.tables.blocks import TextBlock, ToolResultBlock, ToolUseBlock
 
-from .world import Stop, World, shown, texts, tool, until
+from .world import Stop, World, shown, texts, tool, until, wait_all_tasks_blocked
 
 
 async def test_a_turn_answers_a_message(world: World, virtual_time: MockClock) -> None:
@@ -81,6 +81,40 @@ async def test_a_boundary_injects_the_prefix_before_the_first_message_named_as_t
             *("assistant: own", "user: b", "assistant: b heard"),
         ]
         assert texts(world.providers[0].requests[1])[-1] == "user: a"
+
+
+@pytest.mark.behaviour("D-016")
+@pytest.mark.parametrize("again", ["its task dies", "its call fails", "its slot dies"])
+async def test_a_held_message_waits_through_what_starts_its_turn_again_and_lands_once(
+    world: World, virtual_time: MockClock, again: str
+) -> None:
+    stop, gate = Stop("moved"), Gate(reply("Done"))
+    script = [call_tool("move", text="Moving"), *([fail(503)] if "call" in again else []), gate]
+    async with world.open():
+        ana = await world.add([*script, reply("Done")], tools=[stop.tool("move")])
+        await ana.send("go")
+        await stop.entered.wait()
+        await ana.send("held", author="ana")
+        stop.go.set()
+        await gate.wait_entered()
+        assert len(world.rows("inbox", "ana")) == 1
+        if again == "its task dies":
+            world.ref("agent").kill("a test")
+            await until(lambda: len(world.providers[0].requests) == 3)
+        elif again == "its slot dies":
+            world.ref("slot").kill("a test")
+            await wait_all_tasks_blocked()
+        assert len(world.rows("inbox", "ana")) == 1, "who starts again drains nothing"
+        gate.release()
+        await ana.wait_idle()
+        assert await shown(ana) == [
+            "user: go",
+            "assistant: Moving <move>",
+            "results: =moved",
+            "assistant: Done",
+            "assistant: held",
+        ]
+        assert len(world.turns()) == 1
 
 
 @pytest.mark.behaviour("D-007", "D-018")
