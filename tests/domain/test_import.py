@@ -19,9 +19,10 @@ from abeyance.actors.domain.errors import InvalidInputError, NotPermittedError, 
 from abeyance.actors.domain.imports import NUMBER_MAX, ImportPlan, read_import
 from abeyance.actors.domain.requesters import OperatorAct
 from abeyance.actors.testing import ScriptedProvider, reply
+from abeyance.storage import lmdb_store
 from abeyance.storage.errors import DiskFullError
 from abeyance.storage.lmdb_store import LmdbStore
-from abeyance.storage.store import NotStored
+from abeyance.storage.store import Limits, NotStored
 
 from .test_ingress import trees
 from .world import World, shown
@@ -373,6 +374,44 @@ async def test_an_import_that_was_cut_off_goes_on_where_it_was(
         report = await runtime.import_deferred(stream(*lines))
         assert len(report.messages) == 10
         assert await shown(ana) == [f"user: {number}" for number in range(10)]
+
+
+@pytest.mark.behaviour("D-068")
+@pytest.mark.parametrize("fault", ["refused", "slot killed"])
+@pytest.mark.parametrize("nth", [1, 2, 3])
+async def test_an_import_into_a_store_of_128_operations_is_done_once_whatever_commit_of_it_fails(
+    world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch, nth: int, fault: str
+) -> None:
+    limits = Limits(128, lmdb_store.LIMITS.payload_bytes_max)
+    monkeypatch.setattr(lmdb_store, "LIMITS", limits)
+    submit, sizes = LmdbStore.submit, list[int]()
+
+    def faulty(store: LmdbStore, batch: Any, done: Any) -> None:
+        bodies = sum(put.table == "bodies" for request in batch for put in request.puts)
+        if bodies:
+            sizes.append(bodies)
+            if len(sizes) == nth and fault == "refused":
+                done([NotStored(DiskFullError("full", path="x"))] * len(batch))
+                return
+        submit(store, batch, done)
+        if len(sizes) == nth and bodies:
+            trio.lowlevel.current_trio_token().run_sync_soon(world.ref("slot").kill, "a test")
+
+    lines = [entry(str(number), id=str(number), target="ana") for number in range(60)]
+    async with world.open() as runtime:
+        ana = await world.add([])
+        monkeypatch.setattr(LmdbStore, "submit", faulty)
+        if fault == "refused":
+            with pytest.raises(NotStoredError):
+                await runtime.import_deferred(stream(*lines))
+            assert len(await shown(ana)) == 25 * (nth - 1)
+        report = await runtime.import_deferred(stream(*lines))
+        assert len(report.messages) == 60
+        assert max(sizes) == 25, "one commit holds no more"
+        assert await shown(ana) == [f"user: {number}" for number in range(60)]
+    async with world.open():
+        ana = await world.add([])
+        assert await shown(ana) == [f"user: {number}" for number in range(60)]
 
 
 async def test_entries_of_several_agents_are_each_in_order_and_those_that_ask_get_a_turn(
