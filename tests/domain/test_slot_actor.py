@@ -190,6 +190,8 @@ async def test_an_id_that_is_used_is_answered_though_its_sender_thought_it_fresh
         with trio.fail_after(60):
             fresh = msgspec.structs.replace(accept("a", known="x"), known=False)
             other = msgspec.structs.replace(accept("b", known="x"), known=False)
+            # By itself, and twice in one request with another behind it.
+            assert await room.slot.ask(fresh) == Receipt("x", 1, "stored")
             same, conflict, behind = await outcomes_of(
                 [room.slot.ask(fresh), room.slot.ask(other), room.slot.ask(accept("c"))]
             )
