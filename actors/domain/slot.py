@@ -121,9 +121,9 @@ PRUNE_EVERY_S: Final = 3_600.0
 """How often, at least, the wall clock is looked at while rewound rows wait to be deleted."""
 PRUNE_PAUSE_S: Final = 0.1
 """Between two parts that are deleted, so that nobody waits for many of them."""
-MORE_MAX: Final = 7
-"""Messages that are accepted in the handling of one; the time is looked at every eighth of those,
-after half a millisecond or so."""
+MORE_MAX: Final = 3
+"""Messages that are accepted in the handling of one. The time is looked at with every eighth of
+those, so that it is overrun by less than half a millisecond."""
 TIDY_AGAIN_S: Final = 5.0
 """Until what only tidies up is tried again where the store refused it."""
 
