@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .domain.alert_book import Alert, AlertNotDeliveredError, AlertSink, Webhook
     from .domain.approvals import ApprovalReceipt, ApprovalRow, NeedsApproval
     from .domain.archive_book import ArchivedMessage
+    from .domain.chosen_model import ModelReceipt
     from .domain.compacting import CompactingContext
     from .domain.context import ContextDesk, ContextStrategy, Summary
     from .domain.drafts import Draft
@@ -122,6 +123,7 @@ __all__ = [
     "InboxRow",
     "InvalidScheduleError",
     "ModelChoice",
+    "ModelReceipt",
     "NeedsApproval",
     "Pacing",
     "PairReceipt",
@@ -219,6 +221,7 @@ _HOMES: Final = {
         "QuiesceReceipt",
         "ResumeReceipt",
     ),
+    ".domain.chosen_model": ("ModelReceipt",),
     ".domain.pairs": ("PairReceipt",),
     ".domain.policy": (
         "Backoff",

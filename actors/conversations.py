@@ -29,6 +29,7 @@ from abeyance.storage.tables.blocks import ToolUseBlock
 from abeyance.storage.tables.slots import Cut, body_key
 
 from .disposal import dispose, end_agent
+from .domain.chosen_model import chosen_of, with_choice
 from .domain.context_rows import read_summaries, record_of
 from .domain.errors import InvalidInputError, not_stored
 from .domain.ingress import check_name
@@ -113,14 +114,15 @@ class Conversations:
 
     async def _start(self, key: tuple[str, str], name: str) -> None:
         runtime, (agent, channel) = self._runtime, key
-        settings = replace(runtime._member(agent).settings, name=name, slot=name, resident=agent)
+        said = replace(runtime._member(agent).settings, name=name, slot=name, resident=agent)
+        settings = with_choice(said, chosen_of(runtime._store, name), runtime._providers)
         await runtime._groups.own(name)
         crashpoint("conversation.named")
         await self._take_over(key, name)
-        await runtime._groups.record(settings, "conversation", agent)
+        await runtime._groups.record(said, "conversation", agent)
         crashpoint("conversation.open")
         async with runtime._lifetime.starting():
-            member = await runtime._groups.start(settings, "conversation", agent)
+            member = await runtime._groups.start(settings, "conversation", agent, said)
             member.channel = channel
             runtime._members[name] = member
             await runtime._quiescence.tell_newcomer(member)

@@ -31,6 +31,7 @@ from .domain.accounts import Account, Accounts
 from .domain.agent import Agent, AgentView
 from .domain.alert_book import AlertDesk
 from .domain.auxiliary import Auxiliary
+from .domain.chosen_model import ChosenModel
 from .domain.context_keeper import ContextKeeper, ContextSeams
 from .domain.context_post import ContextPost
 from .domain.errors import (
@@ -174,8 +175,10 @@ class Groups:
                     "until it is removed",
                 )
             created = self._clock.now_ms() if row is None else row.record.created_ms
+            stands = row is not None and row.record.ended_ms is None
             record = AgentRecord(
                 kind=kind,
+                chosen=row.record.chosen if row is not None and stands else None,
                 parent=parent,
                 slot=settings.slot,
                 provider=provider,
@@ -199,9 +202,16 @@ class Groups:
                 return
 
     async def start(
-        self, settings: TurnSettings, kind: AgentKind = "resident", parent: str | None = None
+        self,
+        settings: TurnSettings,
+        kind: AgentKind = "resident",
+        parent: str | None = None,
+        spec: TurnSettings | None = None,
     ) -> Member:
         """Start an agent's groups; it goes on with what its rows hold.
+
+        Args:
+            spec: What the host said of it, where another model was chosen.
 
         Raises:
             UnreadableRecordError: A row that it goes on from cannot be read; nothing was started.
@@ -215,7 +225,14 @@ class Groups:
             await self._leave(home, parking)
             raise
         member.kind, member.parent = kind, parent
+        member.spec = settings if spec is None else spec
         return member
+
+    def choose(self, member: Member, settings: TurnSettings) -> None:
+        """Have an agent go by another model from its next turn on; that is recorded already."""
+        member.settings = settings
+        member.usage = self.usage_of(settings)
+        member.choice.choose(settings, self._account(settings), member.usage)
 
     async def leave(self, member: Member) -> None:
         """An agent has ended: its slot ends with it, unless others speak there."""
@@ -275,6 +292,7 @@ class Groups:
     ) -> Member:
         name, slot, agent_view = settings.name, home.group.refs["slot"], AgentView()
         account, usage = self._account(settings), self.usage_of(settings)
+        choice = ChosenModel(settings, account, usage)
         stream = Stream()
         post = None
         if settings.context is not None:
@@ -294,7 +312,7 @@ class Groups:
                 over=self._over,
                 usage=usage,
             )
-            return (settings, seams, self._alarm, self._ledger, agent_view, self._mode)
+            return (settings, seams, self._alarm, self._ledger, agent_view, self._mode, choice)
 
         # One for one: a gate that crashes leaves its agent's live call alone, and an agent that
         # crashes leaves its gate's permits in the cell (docs/decisions).
@@ -318,10 +336,11 @@ class Groups:
         auxiliary = Auxiliary(
             settings, group.refs["gate"], self._ledger, self._clock, account, usage
         )
+        choice.tell(auxiliary.use)
         keeper = None
         if post is not None:
             try:
-                keeper = await self._start_keeper(settings, post, group, agent_view, account, usage)
+                keeper = await self._start_keeper(settings, post, group, agent_view, choice)
             except BaseException:
                 await group.stop()
                 raise
@@ -337,6 +356,7 @@ class Groups:
             auxiliary,
             stream,
             context_group=keeper,
+            choice=choice,
             usage=usage,
         )
 
@@ -346,17 +366,18 @@ class Groups:
         post: ContextPost,
         group: Supervisor,
         view: AgentView,
-        account: Account | None,
-        usage: AccountUsage,
+        choice: ChosenModel,
     ) -> Supervisor:
         """Start the keeper of an agent's context, in a group of its own that parks: whatever
         becomes of it, turns go on."""
         name, strategy, gate = settings.name, settings.context, group.refs["gate"]
         assert strategy is not None
+        account, usage = choice.account, choice.usage
+        auxiliary = Auxiliary(settings, gate, self._ledger, self._clock, account, usage)
+        choice.tell(auxiliary.use)
         seams = ContextSeams(
             agent=name,
             slot=settings.slot,
-            model=settings.model,
             nonce=self._ownership.nonce,
             strategy=strategy,
             store=self._store,
@@ -364,7 +385,7 @@ class Groups:
             gate=gate,
             alarm=self._alarm,
             clock=self._clock,
-            auxiliary=Auxiliary(settings, gate, self._ledger, self._clock, account, usage),
+            auxiliary=auxiliary,
             post=post,
             activity=view,
         )

@@ -13,6 +13,7 @@ from trio.lowlevel import in_trio_run
 
 from .conversations import Conversation
 from .core.errors import WouldDeadlockError
+from .domain.chosen_model import ModelReceipt
 from .domain.context import Summary
 from .domain.drafts import Draft
 from .domain.edit_rows import EditRow
@@ -181,6 +182,21 @@ class HostedAgent:
             return await self._handle.cancel_turn(turn=turn, requester=requester)
 
         return self._host._call(cancel, block)
+
+    def set_model(
+        self,
+        model: str | None,
+        provider: str | None = None,
+        *,
+        requester: str = "host",
+        block: bool = True,
+    ) -> Any:
+        """Have the agent ask another model from its next turn on. As `AgentHandle.set_model`."""
+
+        async def choose(runtime: Runtime) -> ModelReceipt:
+            return await self._handle.set_model(model, provider, requester=requester)
+
+        return self._host._call(choose, block)
 
     def run_tool(
         self,

@@ -1,4 +1,5 @@
-"""What a person decides, in a threaded host: the verbs of `ApprovalVerbs`, blocking.
+"""What a person decides, in a threaded host: the verbs of `ApprovalVerbs`, blocking; and adding a
+provider.
 
 Usable from any thread but the loop's, on which a call that blocks is refused.
 """
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .domain.approvals import ApprovalReceipt, ApprovalRow
 
 if TYPE_CHECKING:
+    from .providers.port import Provider
     from .runtime import Runtime
 
 
@@ -19,6 +21,14 @@ class HostedApprovalVerbs:
 
     def _call(self, afn: Callable[[Runtime], Awaitable[Any]], block: bool) -> Any:
         raise NotImplementedError
+
+    def add_provider(self, name: str, provider: Provider) -> None:
+        """Add a provider that `set_model` may name. As `Runtime.add_provider`."""
+
+        async def add(runtime: Runtime) -> None:
+            runtime.add_provider(name, provider)
+
+        self._call(add, True)
 
     def approvals(self, agent: str | None = None) -> tuple[ApprovalRow, ...]:
         """The tool calls that wait for a person. As `Runtime.approvals`."""

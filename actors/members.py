@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import trio
@@ -13,6 +13,7 @@ from .core import Supervisor, TrioActorRef, TrioFuture
 from .core.errors import OutcomeUnknownError
 from .domain.agent import Agent, AgentView
 from .domain.auxiliary import Auxiliary
+from .domain.chosen_model import ChosenModel
 from .domain.errors import AgentParkedError
 from .domain.slot import Slot
 from .domain.slot_messages import AgentKind
@@ -101,6 +102,7 @@ class Member:
     parking: Parking
     auxiliary: Auxiliary
     stream: Stream
+    choice: ChosenModel
     kind: AgentKind = "resident"
     parent: str | None = None
     """Of a conversation agent: whose slot its own was forked from."""
@@ -108,6 +110,10 @@ class Member:
     ending: trio.Event | None = None
     """Somebody ends it; set when that is over."""
     usage: AccountUsage | None = None
+    choosing: trio.Lock = field(default_factory=trio.Lock)
+    """A model is being chosen."""
+    spec: TurnSettings = field(init=False)
+    """What the host said of it; `settings` have what an operator chose since."""
     context_group: Supervisor | None = None
     """The group of its context's keeper. Parked, it holds up nothing but compaction."""
 

@@ -16,11 +16,13 @@ import trio
 
 from abeyance.storage.tables.blocks import ToolUseBlock
 
+from .choosing import choose_model
 from .core.errors import AbeyanceError, ActorDeadError
 from .domain.cancelling import Cancel
+from .domain.chosen_model import ModelReceipt
 from .domain.edit_rows import EditRow, read_edits
 from .domain.errors import AdmissionClosedError, AgentEndedError, InvalidInputError
-from .domain.ingress import Content, encode_body, new_message_id, read_blocks
+from .domain.ingress import Content, check_name, encode_body, new_message_id, read_blocks
 from .domain.pairs import PairReceipt, RunTool, StopTool
 from .domain.requesters import Door
 from .domain.slot_cancel import CancelReceipt
@@ -91,6 +93,52 @@ class OperatorVerbs:
             Cancel(new_message_id(now_ms), turn, by, now_ms)
         )
         return receipt
+
+    async def set_model(
+        self,
+        model: str | None,
+        provider: str | None = None,
+        *,
+        requester: str = "host",
+        door: Door = "api",
+    ) -> ModelReceipt:
+        """Have the agent ask another model from its next turn on. An operator's act.
+
+        It wins over the specification, after a restart too, until it is taken back. A turn that
+        lives keeps the model it began with; one that is held by a wait, a quota or an account's
+        wall of the model before goes on with this one at once. What was recorded of the model
+        before stands, for whoever asks it again. Reasoning that another wire signed is left out of
+        requests.
+
+        A checkpoint. Cancelled: it may have been chosen; choose it again.
+        Durable: on return. Safe to give twice.
+
+        Args:
+            model: The provider's name of it; not `*`. None: what the specification says again.
+            provider: A name that was given to `add_provider`, to be added ahead of this agent at
+                each start. None: the specification's provider.
+            requester: Who asks, as it is recorded behind the door's name.
+            door: The way the request came; `api` asks the host's admin gate.
+        Raises:
+            InvalidNameError, InvalidInputError: Names the argument; nothing was done.
+            NotPermittedError: The host's admin gate did not let it pass; nothing was done.
+            UnknownProviderError: No provider of that name was added; nothing was done.
+            NotStoredError: It could not be stored; nothing changed.
+            AgentEndedError, OwnershipLostError, RuntimeClosedError: As for `send`.
+        """
+        runtime, member = self._runtime, self._runtime._member(self.name)
+        if model is not None:
+            check_name(model, "model")
+        elif provider is not None:
+            raise InvalidInputError("provider", "must be None where no model is chosen")
+        if provider is not None:
+            check_name(provider, "provider")
+        by = runtime._permitted("set_model", self.name, requester, door)
+        try:
+            with runtime._lifetime.answers():
+                return await choose_model(runtime, member, model, provider, by)
+        except ActorDeadError as error:
+            raise self._ended() from error
 
     async def run_tool(
         self,

@@ -46,6 +46,7 @@ from .domain.alerts import Alerts, AlertsKept
 from .domain.archive import Archive
 from .domain.archive_book import NAME as ARCHIVE
 from .domain.archive_book import ArchiveBook, ArchivedMessage, Kind
+from .domain.chosen_model import Providers, chosen_of, with_choice
 from .domain.deliveries import DurableCounts
 from .domain.errors import (
     AgentExistsError,
@@ -89,6 +90,7 @@ from .importing import import_file
 from .lifetime import Lifetime
 from .members import Member, Parking
 from .providers.credentials import credential_of
+from .providers.port import Provider
 from .providers.windows import UsageReading
 from .quiescence import Quiescence
 from .replays import actor_of, read_page, replay
@@ -142,6 +144,7 @@ class Runtime(ScheduleVerbs, ApprovalVerbs):
         self._counts = DurableCounts(store, clock, self._archive.forget_delivery)
         self._mode = HostMode(store)
         self._lifetime = Lifetime()
+        self._providers = Providers()
         self._run_agents = RunAgents(self)
         self._lost: Exception | None = None
         self._root: Supervisor | None = None
@@ -360,11 +363,14 @@ class Runtime(ScheduleVerbs, ApprovalVerbs):
             InvalidSpecError, InvalidNameError, InvalidToolError: Names the field; nothing was done.
             AgentExistsError: Added to this runtime before; nothing was done.
             AgentOwnedElsewhereError: A live process owns it; names its pid and host.
+            UnknownProviderError: `set_model` chose a provider for it that was not added; nothing
+                was done.
             RuntimeClosedError: The runtime has ended.
         """
         self._check_open()
-        settings = check_spec(spec)
-        name = settings.name
+        said = check_spec(spec)
+        name = said.name
+        settings = with_choice(said, chosen_of(self._store, name), self._providers)
         if name in self._members or name in self._adding:
             raise AgentExistsError(
                 f"agent {name!r} was added before; nothing was done; use its handle "
@@ -382,13 +388,26 @@ class Runtime(ScheduleVerbs, ApprovalVerbs):
         try:
             with self._lifetime.answers():
                 await self._groups.own(name, settings.slot)
-                await self._groups.record(settings)
+                await self._groups.record(said)
             async with self._lifetime.starting():
-                self._members[name] = await self._groups.start(settings)
+                self._members[name] = await self._groups.start(settings, spec=said)
                 await self._quiescence.tell_newcomer(self._members[name])
         finally:
             self._adding.discard(name)
         return AgentHandle(self, name)
+
+    def add_provider(self, name: str, provider: Provider) -> None:
+        """Add a provider that `set_model` may name, while the runtime is open.
+
+        Not a checkpoint. Durable: not; it is added at each start, ahead of agents for which it was
+        chosen. Under a name that is there, whoever names it from now on gets this one.
+
+        Raises:
+            InvalidNameError, InvalidInputError: Names the argument; nothing was done.
+            RuntimeClosedError: The runtime has ended.
+        """
+        self._check_open()
+        self._providers.add(name, provider)
 
     def agent(self, name: str) -> AgentHandle:
         """The handle of an agent that was added.

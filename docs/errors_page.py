@@ -38,7 +38,7 @@ FAMILIES = (
         "no; what was handed over comes back on the error",
         "the caller",
         """
-        SummaryRefusedError UnknownApprovalError ApprovalDecidedError
+        SummaryRefusedError UnknownProviderError UnknownApprovalError ApprovalDecidedError
         ActorDeadError ActorUnavailableError MailboxFullError MessageCoalescedError AskCycleError UndeclaredAskError WouldDeadlockError
         FutureSettledError NameTakenError
         UnknownEntryError ReplaysExceededError MessageNotKeptError

@@ -18,6 +18,7 @@ Runs in: the loop thread.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
 
 import trio
@@ -29,6 +30,7 @@ from . import events
 from .alert_book import LookAtAgent
 from .approvals import standing
 from .cancelling import Cancel, Cancelling
+from .chosen_model import ChosenModel, LookAtModel, UseAccount
 from .context import Summary, WaitRecorded, WaitReleased
 from .errors import AdmissionClosedError, OwnershipLostError, QuiescedError
 from .mode import EndTurns, HostMode, Quiesce, Quiesced, Resume
@@ -134,8 +136,12 @@ class Agent(TrioActor):
         ledger: Any,
         view: AgentView,
         mode: HostMode,
+        choice: ChosenModel | None = None,
     ) -> None:
         super().__init__()
+        self._choice = choice
+        if choice is not None:
+            settings, seams = choice.settings, replace(seams, usage=choice.usage)
         self._mode = mode
         self._view = view
         view.activity, view.turn, view.held = "starting", None, None
@@ -175,6 +181,8 @@ class Agent(TrioActor):
         seams.gate.tell(WatchHolder(self.actor_ref))
         seams.slot.tell(AttachAgent(name, self.actor_ref))
         self._ledger.tell(AttachToWaits(name, self.actor_ref))
+        if self._choice is not None and self._choice.is_new:
+            self._go_by_choice(self._choice)
         if seams.alerts is not None:
             # A process, or an actor, may have died between a hold and the alert of it.
             seams.alerts.tell(LookAtAgent(name))
@@ -202,6 +210,10 @@ class Agent(TrioActor):
                 self._tell_context(WaitRecorded(name, model, deadline_ms, reason))
             case TurnWithdrawn():
                 self._withdrawn()
+            case LookAtModel():
+                if not self._lives():
+                    self._use_choice()
+                self._look_again()
             case ApprovalDecided():
                 if self._view.turn is not None:
                     self._view.turn.decided()
@@ -290,6 +302,7 @@ class Agent(TrioActor):
             self._rewinding.turn_over(None)
             self._cancelling.starts_over()
             return
+        self._use_choice()
         settings, context = self._settings, self._seams.context
         self._view.activity = "starting"
         self._chosen = None if context is None else context.choose()
@@ -485,6 +498,10 @@ class Agent(TrioActor):
         """A hold's end is always read from the ledger, through the gate."""
         if self._view.activity != "held" or self._view.held is None or self.kept.stopping:
             return
+        if self._choice is not None and self._choice.leaves(self._view.held):
+            # Its wait stands, for whoever asks that model again.
+            self._go_on_from_hold()
+            return
         if self._view.held.cause == "quota":
             # No record stands behind this hold: an operator's word ends it, and nothing else.
             if self._released:
@@ -510,6 +527,20 @@ class Agent(TrioActor):
             self._tell_idlers()
             return
         self._go_on_from_hold()
+
+    def _use_choice(self) -> None:
+        """Go by the model that was chosen, if it is another: no turn lives."""
+        choice = self._choice
+        if choice is not None and choice.settings is not self._settings:
+            self._settings = choice.settings
+            self._seams = replace(self._seams, usage=choice.usage)
+            self._pairs.use(choice.settings)
+            self._go_by_choice(choice)
+
+    def _go_by_choice(self, choice: ChosenModel) -> None:
+        # Ahead of whatever the agent asks its gate by it.
+        self._seams.gate.tell(UseAccount(choice.account, choice.usage))
+        choice.apply()
 
     def _look_at_approvals(self) -> None:
         """Whether the turn can act on what a person has decided, or not decided in time."""

@@ -37,6 +37,7 @@ from .verdict import Streak, Verdict, judge
 from .wait_book import Deferral
 
 if TYPE_CHECKING:
+    from .chosen_model import ChosenModel
     from .turn import TurnSettings
 
 
@@ -61,6 +62,16 @@ class Auxiliary:
         self._streak = Streak()
         self._failures = 0
 
+    @property
+    def model(self) -> str:
+        """The model that the agent's turns ask."""
+        return self._settings.model
+
+    def use(self, choice: ChosenModel) -> None:
+        """Call by other settings from the next call on."""
+        self._settings, self._account = choice.settings, choice.account
+        self._usage = choice.usage
+
     async def call(self, request: ModelRequest) -> ModelReply:
         """Make one call, or be refused unmade. Retries nothing and waits for no hold.
 
@@ -80,13 +91,15 @@ class Auxiliary:
             raise InvalidInputError("request", f"must be a ModelRequest, not {kind}")
         check_name(request.model, "request.model")
         permit = await self._admitted(request.model)
+        # A choice meanwhile is of the next call.
+        provider, usage = self._settings.provider, self._usage
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
             with permitted(permit):
-                returned = await bounded_call(self._settings.provider, request, unshown)
+                returned = await bounded_call(provider, request, unshown)
             reply = reply_of(returned, permit)
         except BaseException as error:
-            self._take_usage(permit)
+            _take_usage(usage, permit)
             try:
                 failure = failure_of(error)
             except BaseException:
@@ -96,14 +109,10 @@ class Auxiliary:
                 self._settle(unknown if beside is None else self._settlement(permit, beside)[0])
                 raise
             raise await self._failed(permit, failure) from error
-        self._take_usage(permit)
+        _take_usage(usage, permit)
         self._settle(Settle(permit, "succeeded"))
         self._streak.clear()
         return reply
-
-    def _take_usage(self, permit: Permit) -> None:
-        if self._usage is not None:
-            self._usage.take(permit)
 
     async def _admitted(self, model: str) -> Permit:
         try:
@@ -179,3 +188,8 @@ class Auxiliary:
                     ActorDeadError
                 ):  # The runtime has ended; nobody is left to record it.
                     self._ledger.tell(statement)
+
+
+def _take_usage(usage: AccountUsage | None, permit: Permit) -> None:
+    if usage is not None:
+        usage.take(permit)

@@ -63,7 +63,6 @@ class ContextSeams(NamedTuple):
 
     agent: str
     slot: str
-    model: str
     nonce: str
     strategy: ContextStrategy
     store: Store
@@ -173,7 +172,7 @@ class ContextKeeper(TrioActor):
         self._desk = AgentContextDesk(
             agent=seams.agent,
             slot=seams.slot,
-            model=seams.model,
+            model=seams.auxiliary.model,
             size=kept.size,
             strategy=self._name,
             nonce=seams.nonce,

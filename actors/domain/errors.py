@@ -321,6 +321,16 @@ class ApprovalDecidedError(AbeyanceError):
     by: str | None
 
 
+class UnknownProviderError(AbeyanceError):
+    """No provider of that name was added to this runtime. Nothing was done.
+
+    Attributes: `provider`.
+    """
+
+    code = "unknown_provider"
+    provider: str
+
+
 class SummaryRefusedError(AbeyanceError):
     """What a model answered is no summary: it is blank, cut off, or a refusal. Nothing was kept.
 

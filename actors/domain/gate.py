@@ -30,6 +30,7 @@ from abeyance.actors.core.clock import Clock
 from abeyance.actors.providers.port import Permit
 
 from .accounts import Account
+from .chosen_model import UseAccount
 from .errors import AdmissionClosedError
 from .overrides import EVERY
 from .pauses import Pauses, longest
@@ -64,6 +65,8 @@ class GateKept:
         first admission."""
         self.settling: dict[int, tuple[Settle, Reply]] = {}
         """Settlements whose waits the ledger was asked to record, by permit: asked once."""
+        self.uses: UseAccount | None = None
+        """Whose calls they are, once another provider was chosen."""
         self.ids = itertools.count(1)
         self.closed = False
         self.admitted = 0
@@ -94,6 +97,8 @@ class Gate(TrioActor):
         self._clock = clock
         self._account = account
         self._usage = usage
+        if self.kept.uses is not None:
+            self._account, self._usage = self.kept.uses
 
     @classmethod
     def make_kept(cls) -> GateKept:
@@ -143,6 +148,10 @@ class Gate(TrioActor):
                 if self.kept.quota is not None and model in (None, self.kept.quota.model):
                     self.kept.quota = None
                 return None
+            case UseAccount():
+                self.kept.uses = message
+                self._change_account()
+                return None
             case HoldByQuota(model):
                 self.kept.quota = None if model is None else message
                 return None
@@ -156,6 +165,16 @@ class Gate(TrioActor):
                 return None
             case _:
                 raise TypeError(f"a gate takes no {type(message).__name__}")
+
+    def _change_account(self) -> None:
+        """Go by another credential; not while a call of the one before is out, for what comes of
+        that is of its own account."""
+        uses, kept = self.kept.uses, self.kept
+        if uses is None or kept.permits or kept.settling:
+            return
+        if uses.account is not None and self._account is not uses.account:
+            uses.account.book.look(uses.account.name)
+        self._account, self._usage = uses
 
     def _look(self, message: Admit | Peek, reply: Reply) -> None:
         """Answer with what binds now; or, where nothing does, go on to the permit."""
@@ -258,6 +277,7 @@ class Gate(TrioActor):
 
     def _let_in(self) -> None:
         """The way is free: look again at who was parked first, and at the next if that is held."""
+        self._change_account()
         while self._parked and not self.kept.permits:
             self._look(*self._parked.popleft())
 

@@ -109,6 +109,10 @@ class Pairs:
         """Whether the call of one is recorded."""
         return self._started is not None
 
+    def use(self, settings: TurnSettings) -> None:
+        """Go by other settings from the next pair on."""
+        self._settings = settings
+
     def found(self, open_pair: RunTool | None) -> None:
         """The slot has said which pair a death cut off, if any: that one is first."""
         self._is_known = True

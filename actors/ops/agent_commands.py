@@ -159,6 +159,39 @@ def cancel_turn(
         typer.echo(f"{agent}: turn {report.turn} had ended: {report.state}")
 
 
+@shell.app.command("set-model")
+def set_model(
+    directory: StateDir,
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="Which agent.")],
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODEL]", help="The model; else the specification's again."),
+    ] = None,
+    provider: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A provider that the host has added.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Have an agent ask another model from its next turn on; a hold of the old one ends."""
+    check_name(agent, "agent")
+    if model is not None:
+        check_name(model, "model")
+    if provider is not None:
+        if model is None:
+            raise typer.BadParameter("--provider goes with a model")
+        check_name(provider, "provider")
+    target = targets.open_target(directory)
+    try:
+        report = target.set_model(agent, model, provider)
+    finally:
+        target.close()
+    if as_json:
+        typer.echo(json_text(report))
+    else:
+        at = "" if report.provider is None else f" at {escaped_text(report.provider)}"
+        typer.echo(f"{agent}: {escaped_text(report.model)}{at} from its next turn on")
+
+
 @shell.app.command()
 def edit(
     directory: StateDir,

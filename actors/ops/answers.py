@@ -34,6 +34,7 @@ from .reports import (
     ImportReport,
     InboxReport,
     InboxRowReport,
+    ModelReport,
     ModeReport,
     NodeReport,
     QuiesceReport,
@@ -70,6 +71,7 @@ from .requests import (
     RunsRequest,
     ScheduleActRequest,
     SchedulesRequest,
+    SetModelRequest,
     StatusRequest,
     TakeOverRunRequest,
     TreeRequest,
@@ -273,6 +275,13 @@ async def _cancel_turn(runtime: Controlled, request: CancelTurnRequest) -> Cance
     return _mirror(receipt, CancelTurnReport)
 
 
+async def _set_model(runtime: Controlled, request: SetModelRequest) -> ModelReport:
+    handle, by = runtime.agent(request.agent), clean_requester(request.requester)
+    model, provider = _given(request.model), _given(request.provider)
+    receipt = await handle.set_model(model, provider, requester=by, door="cli")
+    return _mirror(receipt, ModelReport)
+
+
 async def _approvals(runtime: Controlled, request: ApprovalsRequest) -> ApprovalsReport:
     return report_approvals(runtime.approvals(_given(request.agent)))
 
@@ -457,6 +466,7 @@ _ANSWERS: Final[dict[type[msgspec.Struct], _Answer]] = {
     ReleaseRequest: _release,
     RewindRequest: _rewind,
     CancelTurnRequest: _cancel_turn,
+    SetModelRequest: _set_model,
     ApprovalsRequest: _approvals,
     DecideRequest: _decide,
     EditRequest: _edit,

@@ -50,6 +50,7 @@ from .reports import (
     HostTreeReport,
     ImportReport,
     InboxRowReport,
+    ModelReport,
     NodeReport,
     QuiesceReport,
     ReleaseReport,
@@ -60,7 +61,7 @@ from .reports import (
     UnparkReport,
     WaitReport,
 )
-from .requests import EVERY_MODEL, UnparkRequest
+from .requests import EVERY_MODEL, SetModelRequest, UnparkRequest
 from .run_client import RunAsks
 
 NOT_ITS_OWN: Final = frozenset(
@@ -228,6 +229,31 @@ class ControlClient(RunAsks, ApprovalAsks):
                 answered do not own the agent, and nothing was done.
         """
         return self._of_owner(lambda host: host.cancel_turn(agent, turn, requester=requester))
+
+    def set_model(
+        self,
+        agent: str,
+        model: str | None,
+        provider: str | None = None,
+        *,
+        requester: str | None = None,
+    ) -> ModelReport:
+        """Have an agent ask another model; None: what its specification says again.
+
+        The host that owns the agent does it. Durable: on return.
+
+        Raises:
+            RefusedByHostError: The host refused it; nothing was changed.
+            HostSilentError: Whether it was done is unknown, and doing it again is harmless; or
+                those that answered do not own the agent, and nothing was done.
+        """
+        request = SetModelRequest(
+            agent=agent,
+            model=msgspec.UNSET if model is None else model,
+            provider=msgspec.UNSET if provider is None else provider,
+            requester=this_requester() if requester is None else requester,
+        )
+        return self._of_owner(lambda host: host.ask(request, ModelReport))
 
     def edit(
         self,

@@ -149,6 +149,14 @@ class CancelTurnReport(msgspec.Struct, frozen=True, kw_only=True):
     state: str
 
 
+class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent asks from its next turn on. Mirrors `domain.chosen_model.ModelReceipt`."""
+
+    model: str
+    provider: str | None
+    was: str
+
+
 class EditReport(msgspec.Struct, frozen=True, kw_only=True):
     """An edit that was made, or undone. Mirrors `domain.slot_messages.EditReceipt`."""
 

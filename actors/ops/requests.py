@@ -121,6 +121,15 @@ class CancelTurnRequest(_Request, frozen=True, tag="cancel-turn"):
     requester: str = ""
 
 
+class SetModelRequest(_Request, frozen=True, tag="set-model"):
+    """Have an agent ask another model; without one, what its specification says again."""
+
+    agent: str
+    provider: str | msgspec.UnsetType = msgspec.UNSET
+    model: str | msgspec.UnsetType = msgspec.UNSET
+    requester: str = ""
+
+
 class ApprovalsRequest(_Request, frozen=True, tag="approvals"):
     """The tool calls that wait for a person, of one agent or of all."""
 
@@ -258,6 +267,7 @@ Request: TypeAlias = (
     | ReplayRequest
     | RewindRequest
     | CancelTurnRequest
+    | SetModelRequest
     | ApprovalsRequest
     | DecideRequest
     | EditRequest
@@ -287,6 +297,7 @@ def check_request(request: Request) -> None:
         | ReleaseRequest
         | RewindRequest
         | CancelTurnRequest
+        | SetModelRequest
         | ApprovalsRequest
         | EditRequest
         | EditsRequest
@@ -304,6 +315,10 @@ def check_request(request: Request) -> None:
                 "done; correct that field",
                 field="to",
             )
+    if isinstance(request, SetModelRequest):
+        for field in ("model", "provider"):
+            if getattr(request, field) is not msgspec.UNSET:
+                check_name(getattr(request, field), field)
     if isinstance(request, DecideRequest):
         read_id(request.approval)
     if isinstance(request, EditRequest):

@@ -57,6 +57,7 @@ from .reports import (
     HeldReport,
     ImportReport,
     InboxRowReport,
+    ModelReport,
     ModeReport,
     QuiesceReport,
     ReleasedReport,
@@ -289,6 +290,18 @@ class StoppedStore(StoppedRuns, StoppedSchedules, StoppedApprovals):
             field="agent",
         )
 
+    def set_model(self, agent: str, model: str | None, provider: str | None) -> ModelReport:
+        """Refuse: which providers there are only a host knows.
+
+        Raises:
+            NeedsHostError: Always; nothing was changed.
+        """
+        raise NeedsHostError(
+            f"to choose a model for {agent!r} takes its host, and none runs here; nothing was "
+            "done; start the host, then choose",
+            field="agent",
+        )
+
     def edit(self, agent: str, message: str | int, blocks: str | list[Any] | None) -> EditReport:
         """Refuse: a transcript is written by its agent's host only.
 
@@ -421,7 +434,8 @@ class StoppedStore(StoppedRuns, StoppedSchedules, StoppedApprovals):
             if isinstance(row, Exception):
                 raise row
             record: Agent = row.record
-            model, inbox = record.model, self._count("inbox", (record.slot,))
+            model = record.model if record.chosen is None else record.chosen.model
+            inbox = self._count("inbox", (record.slot,))
             number, turn = self._open_turn(name)
         except UnreadableRecordError:
             return AgentReport(

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
 
 from ..store import Record
 from .fields import Instant, Name, Seq
+
+
+class Chosen(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The model that an operator chose for an agent."""
+
+    model: Name
+    provider: Name | None = None
+    """The name under which a host adds the provider; None: the specification's."""
+    by: Annotated[str, Meta(max_length=300)]
+    at_ms: Instant
 
 
 class Agent(Record, frozen=True, kw_only=True):
@@ -19,6 +31,8 @@ class Agent(Record, frozen=True, kw_only=True):
     parent: Name | None = None
     """Of a conversation agent: whose slot its own was forked from."""
     created_ms: Instant
+    chosen: Chosen | None = None
+    """Wins over what the host says, `provider` and `model`, until it is taken back."""
     ended_ms: Instant | None = None
     """When it was disposed of. Its slot and its waits stay; nothing of it runs."""
 

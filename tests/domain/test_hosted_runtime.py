@@ -379,7 +379,7 @@ def test_every_public_verb_is_there_under_threads_with_the_same_arguments(
 
 
 def test_figures_are_read_under_threads(host: HostedRuntime) -> None:
-    host.add_agent(spec())
+    host.add_agent(spec()).wait_idle()
     found = host.statistics()
     assert (found.agents, found.waits) == ({"idle": 1}, 0)
     assert host.unpark("runs", requester="ops") is False

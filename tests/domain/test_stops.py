@@ -59,6 +59,7 @@ async def workflow(_run: Any, _params: Any) -> None:
 REQUEST = ModelRequest(model="m", messages=(), system=None, tools=(), output_tokens_max=1)
 RUNTIME_VERBS: dict[str, Callable[[Any], Any]] = {
     "add_agent": lambda runtime: runtime.add_agent(spec("new")),
+    "add_provider": lambda runtime: runtime.add_provider("p", ScriptedProvider([])),
     "agent": lambda runtime: runtime.agent("ana"),
     "alerts": lambda runtime: runtime.alerts(),
     "approvals": lambda runtime: runtime.approvals(),
@@ -110,6 +111,7 @@ HANDLE_VERBS: dict[str, Callable[[Any], Any]] = {
     "auxiliary_call": lambda ana: ana.auxiliary_call(REQUEST),
     "backfill": lambda ana: ana.backfill([Draft("hi", at_ms=1)]),
     "cancel_turn": lambda ana: ana.cancel_turn(requester="o"),
+    "set_model": lambda ana: ana.set_model("m2"),
     "edit": lambda ana: ana.edit("m1", "x", requester="o"),
     "edits": lambda ana: ana.edits(),
     "follow": lambda ana: anext(ana.follow("m1")),

@@ -80,3 +80,14 @@ def test_a_declared_host_answers_lines_and_ends_with_its_input(tmp_path: Path) -
     )
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["ana> hello", "bo> hi"]
+
+
+def test_another_model_answers_what_the_limited_one_could_not(tmp_path: Path) -> None:
+    assert play("set_model.py", str(tmp_path / "state")) == [
+        "ana is held, and asks large",
+        "large -> small",
+        "user: Hello?",
+        "assistant: Hello!",
+        "large is waited for still",
+        "after a restart ana asks small",
+    ]

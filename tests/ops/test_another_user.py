@@ -21,6 +21,7 @@ ARGUMENTS = (
         ["release", "ana"],
         ["rewind", "ana", "--undo"],
         ["cancel-turn", "ana"],
+        ["set-model", "ana", "m2"],
         ["approve", "ana/1/1/0"],
     ),
     *(["edits", "ana"], ["edit", "ana", "--undo", "1"]),

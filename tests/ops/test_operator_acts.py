@@ -66,6 +66,13 @@ ACTS: dict[str, Act] = {
         {"verb": "cancel-turn", "agent": "dee"},
         ("cancel-turn", "dee"),
     ),
+    "set_model": Act(
+        "ana",
+        lambda runtime, by: runtime.agent("ana").set_model("m2", requester=by),
+        lambda host, by: host.agent("ana").set_model("m2", requester=by),
+        {"verb": "set-model", "agent": "ana", "model": "m2"},
+        ("set-model", "ana", "m2"),
+    ),
     "approve": Act(
         "eli",
         lambda runtime, by: runtime.approve("eli/1/1/0", requester=by),
@@ -257,6 +264,7 @@ async def stands(runtime: Runtime) -> dict[str, Any]:
         "waits": runtime.provider_waits(),
         "transcript": [each.text async for each in runtime.agent("ana").transcript()],
         "agents": sorted(runtime._members),
+        "model": runtime.health()["ana"].model if "ana" in runtime._members else None,
         "approvals": [
             (row.record.state, row.record.by)  # type: ignore[union-attr]
             for _, row in runtime._store.scan("approvals")
