@@ -81,12 +81,14 @@ def print_status(console: Console, report: StatusReport, now_ms: int) -> None:
 
 
 def _print_holds(console: Console, report: StatusReport, now_ms: int) -> None:
-    """Print what holds a turn and is no wait in the list: a quota, a pause, a credential."""
+    """Print what holds a turn and is no wait in the list: a quota, a pause, a credential, a
+    person."""
     listed = {(wait.agent, wait.model) for wait in report.waits}
     holds = [
         (agent, agent.held)
         for agent in report.agents
-        if agent.held is not None and (agent.name, agent.held.model) not in listed
+        if agent.held is not None
+        and (agent.held.cause == "approval" or (agent.name, agent.held.model) not in listed)
     ]
     for agent, held in holds:
         end = ends_text(held.deadline_ms)

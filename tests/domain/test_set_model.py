@@ -113,8 +113,11 @@ async def test_a_pause_of_the_whole_agent_holds_whatever_it_asks(
         await ana.send("a")
         await ana.wait_idle()
         assert world.state().held.cause == "host"
+        before = world.rows("leases", "ana")
         await ana.set_model("m2")
+        await wait_all_tasks_blocked()
         await ana.wait_idle()
+        assert world.rows("leases", "ana") == before, "no start of its turn was asked for"
         assert world.state().held.cause == "host"
         await trio.sleep(400)
         await ana.wait_idle()
@@ -200,6 +203,42 @@ async def test_a_fork_asks_what_its_resident_asks_and_what_was_chosen_for_it(
         await fork.send("c")
         await fork.wait_idle()
         assert asked(world, -1) == ["m3"]
+
+
+async def test_a_turn_that_lives_goes_on_under_the_account_it_began_with(
+    world: World, virtual_time: MockClock
+) -> None:
+    stop = Stop()
+    other = ScriptedProvider([], clock=world.clock)
+    async with world.open(account_waits=True) as runtime:
+        ana = await world.add([call_tool("wait"), reply("on")], tools=[stop.tool()])
+        runtime.add_provider("other", other)
+        before = world.ref("gate")._cell.actor._usage
+        await ana.send("a")
+        await stop.entered.wait()
+        await ana.set_model("m2", provider="other")
+        await wait_all_tasks_blocked()
+        assert world.ref("gate")._cell.actor._usage is before
+        stop.go.set()
+        await ana.wait_idle()
+        assert asked(world) == ["m", "m"]
+        assert other.requests == []
+
+
+async def test_a_hold_of_the_chosen_model_is_found_again_by_an_agent_that_died(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open():
+        ana = await world.add([fail(429, retry_after=7_200)])
+        await ana.set_model("m2")
+        await ana.send("a")
+        await ana.wait_idle()
+        before = world.rows("leases", "ana")
+        world.ref("agent").kill("a test")
+        await wait_all_tasks_blocked()
+        await until(lambda: world.state().state == "held")
+        assert world.state().held.model == "m2"
+        assert world.rows("leases", "ana") == before, "no start of its turn was asked for"
 
 
 @pytest.mark.parametrize("wrong", ["", "*", "a\nb", "x" * 200, 7, ["m"]], ids=repr)

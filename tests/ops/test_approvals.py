@@ -15,6 +15,7 @@ from abeyance.actors.domain.errors import (
     ApprovalDecidedError,
     UnknownApprovalError,
 )
+from abeyance.actors.domain.protocol import RecordWait
 from abeyance.actors.ops import cli
 from abeyance.actors.ops.stopped import StoppedStore
 from abeyance.actors.testing import ScriptedProvider, call_tool, reply
@@ -63,6 +64,11 @@ async def test_calls_are_listed_and_decided_by_the_command_line_through_their_ho
         assert "\x1b" not in said
         assert "\u202e" not in said
         assert all(len(line) <= 80 for line in said.splitlines())
+        # The model's own wait is listed, and what holds the turn is told of all the same.
+        await runtime._ledger.ask(RecordWait("ana", "m", None, "slow down"))
+        assert await run("status", str(state)) == 0
+        assert "ana on m: approval, until" in " ".join(capsys.readouterr().out.split())
+        assert await runtime.release_provider_wait("ana", requester="ops")
         assert await run("approve", str(state), "--agent", "bo", "--json") == 0
         assert json.loads(capsys.readouterr().out) == {"approvals": []}
         assert await run("approve", str(state), "--json") == 0
