@@ -38,15 +38,12 @@ def recall(book: SlotBook, message: Any) -> Recalled | None:
             return None if receipt is None else Recalled(receipt)
         case EndPair():
             return Recalled(None) if pair_is_done(book, message) else None
-        case RecordRound() | CloseGap() | HoldTurn() | EndTurn() if has_done(book, message):
-            return Recalled(_answer(book, message))
+        case CloseGap() if has_done(book, message):
+            first = find_results(book.store, book.slot, message.agent, message.turn, message.round)
+            # A round that called no tool has no gap either: what would close one is refused.
+            return None if first is None else Recalled(Places(first, book.seq_next - 1))
+        case EndTurn(rewind=asked) if asked is not None and has_done(book, message):
+            return Recalled(find_act(book, asked.act) or RewindReceipt(None, None))
+        case RecordRound() | HoldTurn() | EndTurn() if has_done(book, message):
+            return Recalled(None)
     return None
-
-
-def _answer(book: SlotBook, message: RecordRound | CloseGap | HoldTurn | EndTurn) -> Any:
-    if isinstance(message, EndTurn) and message.rewind is not None:
-        return find_act(book, message.rewind.act) or RewindReceipt(None, None)
-    if not isinstance(message, CloseGap):
-        return None
-    first = find_results(book.store, book.slot, message.agent, message.turn, message.round)
-    return Places(first, book.seq_next - 1)

@@ -93,16 +93,14 @@ def read_standing(
         yield seq, row.record
 
 
-def find_results(store: Store, slot: str, agent: str, turn: int, round_: int) -> int:
-    """The place of a round's results. It was committed, and is nearly the last.
-
-    Raises:
-        LookupError: There is none.
-    """
+def find_results(store: Store, slot: str, agent: str, turn: int, round_: int) -> int | None:
+    """The place of a round's results, nearly the last of a turn that runs; None: it has none."""
     for key, entry in read_rows(store, "slots", (slot,), reverse=True):
         if (entry.author, entry.turn, entry.round, entry.role) == (agent, turn, round_, "results"):
             return int(key[-1])
-    raise LookupError(f"slot {slot!r} has no results of round {round_} of turn {turn}")
+        if entry.author == agent and entry.turn is not None and entry.turn < turn:
+            return None
+    return None
 
 
 def speaks(agent: str | None, entry: Entry) -> bool:
