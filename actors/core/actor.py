@@ -244,10 +244,14 @@ class TrioActor(pykka.Actor):
         Not a checkpoint. From then on it is the message being handled: what raises is its crash,
         and `later()` is its reply, which is owed already. Only where the reply of the message
         before is owed, too. For many small messages behind one another, whose handling costs less
-        than taking them one by one; the handler sees to it that it takes few at a time.
+        than taking them one by one; the handler sees to it that it takes few at a time. A mailbox
+        that drops the oldest or coalesces gives none: its senders' threads take from it, too.
 
         Returns:
             The message; None where there is none, or the mailbox is to look at it first.
+
+        Raises:
+            RuntimeError: No handler of a message runs, or its reply is not owed; nothing was taken.
         """
         return take_next(self._cell, kind)
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 NOTHING_OWED: Final[dict[Target, Envelope]] = {}
 """What cells share that never owed anything, as most never do. Only `owe` puts into `cell.owed`."""
 
+APPENDING: Final = frozenset({"reject", "block", "drop_newest"})
+"""The overflow policies by which host threads do nothing to an open user lane but append to it."""
+
 
 def owe(cell: Cell) -> tuple[Target, bool]:
     """Register the in-flight envelope as owed; return its target and whether it was settled.
@@ -53,11 +56,20 @@ def take_next(cell: Cell, kind: type) -> Any:
 
     None where the loop that serves the mailbox is to look at it: no ask of just this kind of
     message, one that has expired, is part of a chain of asks, or is counted past the end of the
-    process; or where something comes before the user lane, or a test's faults between the two.
+    process; or where something comes before the user lane, or a test's faults between the two; or
+    where another thread may take from that lane, too: what was looked at might not be what is taken.
+
+    Raises:
+        RuntimeError: No message is handled whose reply is owed, or was given by its handle.
     """
+    inflight = cell.inflight
+    if inflight is None or (inflight[2] != SETTLED and inflight[1] not in cell.owed):
+        raise RuntimeError("take_next() belongs in a handler that took its reply handle by later()")
     box = cell.box
     user = box.user
     if not user or box.urgent or box.returned or box.watched or cell.system.faults is not None:
+        return None
+    if box.closed or box.terms.overflow not in APPENDING:
         return None
     envelope = user[0]
     message, target, _ = envelope
@@ -67,9 +79,9 @@ def take_next(cell: Cell, kind: type) -> Any:
         or target._outcome is not PENDING
         or target._chain
         or getattr(message, "act_id", None) is not None
-        or user.popleft() is not envelope
     ):
         return None
+    user.popleft()
     cell.inflight = envelope
     if cell.owed is NOTHING_OWED:
         cell.owed = {}

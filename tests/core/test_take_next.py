@@ -147,3 +147,75 @@ async def test_nothing_is_taken_ahead_of_what_comes_before_the_user_lane(
         assert goes(ref)[-1] == [1, 2]
         settle(ref)
         assert [await future for future in futures] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("policy", "gone"),
+    [
+        ("reject", [[1, 2, 3]]),
+        ("block", [[1, 2, 3]]),
+        ("drop_newest", [[1, 2, 3]]),
+        ("drop_oldest", [[1], [2], [3]]),
+        ("coalesce", [[1], [2], [3]]),
+    ],
+)
+async def test_nothing_is_taken_ahead_where_a_senders_thread_takes_from_the_mailbox(
+    policy: str, gone: list[list[int]], autojump_clock: MockClock
+) -> None:
+    class Policed(Taker):
+        overflow = policy
+
+        @classmethod
+        def coalesce_key(cls, message: Any) -> Any:
+            return message[0]
+
+    async with ActorSystem() as system:
+        ref: TrioActorRef[Any] = system.start(Policed)
+        futures = asked(ref, 1, 2, 3)
+        await wait_all_tasks_blocked()
+        assert goes(ref) == gone
+        settle(ref)
+        assert [await future for future in futures] == [1, 2, 3]
+
+
+class Hasty(TrioActor):
+    """Takes the next message though it owes no reply of the one it handles."""
+
+    def on_receive(self, message: Any) -> Any:
+        if message == "stash":
+            self.stash()
+        if message.__class__ is Ask:
+            return message[0]
+        return self.take_next(Ask)
+
+
+@pytest.mark.parametrize("message", ["plain", "stash"])
+async def test_nothing_is_taken_ahead_of_a_reply_that_is_not_owed(
+    message: str, autojump_clock: MockClock
+) -> None:
+    async with ActorSystem() as system:
+        ref = system.start(Hasty)
+        hasty, behind = ref.ask(message, block=False), ref.ask(Ask((1,)), block=False)
+        with pytest.raises(RuntimeError, match="later"):
+            await hasty
+        assert await behind == 1
+        with pytest.raises(RuntimeError, match="later"):
+            ref._cell.actor.take_next(Ask)
+        assert ref.statistics().handled == 2
+
+
+async def test_more_is_taken_behind_a_reply_that_was_given_by_its_handle(
+    autojump_clock: MockClock,
+) -> None:
+    class Prompt(TrioActor):
+        def on_receive(self, message: Any) -> Any:
+            while message is not None:
+                self.later().set(message[0])
+                message = self.take_next(Ask)
+            return LATER
+
+    async with ActorSystem() as system:
+        ref = system.start(Prompt)
+        futures = [ref.ask(Ask((each,)), block=False) for each in range(3)]
+        assert [await future for future in futures] == [0, 1, 2]
+        assert ref.statistics().handled == 3
