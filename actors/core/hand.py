@@ -57,7 +57,7 @@ def take_next(cell: Cell, kind: type) -> Any:
     None where the loop that serves the mailbox is to look at it: no ask of just this kind of
     message, one that has expired, is part of a chain of asks, or is counted past the end of the
     process; or where something comes before the user lane, or a test's faults between the two; or
-    where another thread may take from that lane, too: what was looked at might not be what is taken.
+    where another thread may take from that lane, too: it might take what is looked at here.
 
     Raises:
         RuntimeError: No message is handled whose reply is owed, or was given by its handle.
