@@ -21,6 +21,7 @@ from .asks import STANCE, check_ring, check_table
 from .cell import BIRTHS, Cell
 from .envelope import ANSWER, LATER, TIMER, Answer, Ended, Later
 from .errors import REFUSALS, AskCycleError
+from .expiry import bounded
 from .future import TrioFuture
 from .hand import owe, stash, take_next, unstash
 from .logs import Log
@@ -297,7 +298,8 @@ class TrioActor(pykka.Actor):
             ref: Whom to ask.
             message: What.
             tag: What the answer carries, to know it by.
-            timeout_s: Until the ask has expired. None is the system's default; `math.inf` none.
+            timeout_s: Until the ask has expired, from 0. None is the system's default; `math.inf`,
+                or more than a thread can wait (`threading.TIMEOUT_MAX`), is none.
             cancel_on_timeout: Whether a handler that runs for it then is cancelled. See
                 `TrioActorRef.ask`.
             fact: Deliver the answer to whichever incarnation is there; otherwise it is dropped
@@ -306,6 +308,7 @@ class TrioActor(pykka.Actor):
         Raises:
             AskCycleError: It waits for this actor, or is this actor; nothing was sent.
             UndeclaredAskError: The table of asks does not hold the pair; nothing was sent.
+            ValueError: The timeout is below 0, or no number; nothing was sent.
         """
         cell = self._cell
         asked = ref._cell
@@ -319,11 +322,11 @@ class TrioActor(pykka.Actor):
                 ring=(cell.key, cell.key),
                 message=message,
             )
+        timeout_s = system.ask_timeout_s if timeout_s is None else bounded("timeout_s", timeout_s)
         request = Request(cell, tag, message, fact, stance[0] or (cell.key,))
-        timeout_s = system.ask_timeout_s if timeout_s is None else timeout_s
         request._cancels = cancel_on_timeout
         deadline = _FOREVER
-        if timeout_s is not None and timeout_s != _FOREVER:
+        if timeout_s is not None:
             request._timeout_s = timeout_s
             request._deadline = deadline = asked.system.wheel.now() + timeout_s
         if asked.system.tracing is not None:

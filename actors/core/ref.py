@@ -22,7 +22,7 @@ from trio.lowlevel import in_trio_run
 from .asks import IDLE, STANCE, Stance, check_ring, check_table
 from .envelope import STOP_PILL, TELL, Envelope
 from .errors import REFUSALS, ActorDeadError, AskTimeoutError, WouldDeadlockError
-from .expiry import end_handler
+from .expiry import LONGEST_S, bounded, end_handler
 from .future import NO_DEADLINE, PENDING, AskFuture, TrioFuture
 
 if TYPE_CHECKING:
@@ -207,8 +207,9 @@ class TrioActorRef(pykka.ActorRef[A]):
         Args:
             message: What to ask.
             block: True blocks, False returns a future, None is True except where trio runs.
-            timeout: Seconds until the ask has expired: it is then no longer handled, and its reply
-                is `AskTimeoutError`. None is the system's default; `math.inf` is none.
+            timeout: Seconds until the ask has expired, from 0: it is then no longer handled, and
+                its reply is `AskTimeoutError`. None is the system's default; `math.inf`, or more
+                than a thread can wait (`threading.TIMEOUT_MAX`), is none.
             cancel_on_timeout: Whether a handler that runs for it then is cancelled, at its next
                 checkpoint. That is no crash: the incarnation goes on with the next message. A
                 handler that never awaits, and a reply that is owed, are not ended by it.
@@ -218,6 +219,7 @@ class TrioActorRef(pykka.ActorRef[A]):
             AskCycleError: The actor waits for the asker; nothing was sent. With `block=False` it is
                 sent, and awaiting the future raises.
             UndeclaredAskError: The table of asks does not hold the pair; nothing was sent.
+            ValueError: The timeout is below 0, or no number; nothing was sent.
             AskTimeoutError: Blocking, and there was no reply in time.
         """
         box = self._box
@@ -235,10 +237,10 @@ class TrioActorRef(pykka.ActorRef[A]):
             blocks = self._judge(future, stance, message, block)
         if timeout is None:
             timeout = system.ask_timeout_s
-        elif timeout == NO_DEADLINE:
-            timeout = None
-        else:
+        elif 0 <= timeout < LONGEST_S:
             future._timeout_s = timeout
+        else:
+            timeout = bounded("timeout", timeout)
         if cancel_on_timeout:
             future._cancels = True
         if timeout is None or blocks:

@@ -30,6 +30,7 @@ from .clock import Clock, SystemClock
 from .deadletters import DeadLetter, Ledger, Quarantined
 from .errors import ActorDeadError, NameTakenError
 from .events import Event
+from .expiry import bounded
 from .hub import CAPACITY, EventHub, Subscription
 from .logs import Log
 from .ports import (
@@ -70,7 +71,8 @@ class ActorSystem:
         name: What it is called in texts.
         asks: The declared table of who may ask whom. None allows every ask.
         clock: Where instants come from.
-        ask_timeout_s: The deadline of an ask that states none. None is none.
+        ask_timeout_s: The time of an ask that states none, from 0. None is without an end, and so
+            is `math.inf`, or more than a thread can wait.
         debug: Whether a handler of an actor with a role may suspend once only.
         seed: Of the random numbers that jitter the backoff.
         on_dead_letter: Where dead letters go, on the thread on which they end.
@@ -82,6 +84,7 @@ class ActorSystem:
         trace: Whether messages carry the OpenTelemetry context they are sent in to their handlers.
             Needs the `otel` extra.
     Raises:
+        ValueError: `ask_timeout_s` is below 0, or no number.
         ModuleNotFoundError: `trace=True` and OpenTelemetry's API is not installed.
     """
 
@@ -106,6 +109,8 @@ class ActorSystem:
         self.name = name
         self.asks = asks
         self.clock: Clock = clock or SystemClock()
+        if ask_timeout_s is not None:
+            ask_timeout_s = bounded("ask_timeout_s", ask_timeout_s)
         self.ask_timeout_s = ask_timeout_s
         self.debug = debug
         self.random = random.Random(seed)

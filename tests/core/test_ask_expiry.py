@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
@@ -14,6 +16,7 @@ from abeyance.actors.core import (
     OutcomeUnknownError,
     TrioActor,
 )
+from abeyance.actors.core.expiry import LONGEST_S
 
 
 class Runs(TrioActor):
@@ -270,3 +273,64 @@ async def test_kill_in_place_of_the_deadline_fails_the_ask_as_outcome_unknown(au
         with pytest.raises(OutcomeUnknownError):
             await future
         assert system.dead_letters.counts == {}
+
+
+NO_TIMES = [math.nan, -math.inf, -1, -1e308]
+WITHOUT_END = [math.inf, 1e308, 10**400, LONGEST_S]
+
+
+@pytest.mark.parametrize("block", [False, True], ids=["future", "blocking"])
+@pytest.mark.parametrize("timeout", NO_TIMES)
+def test_ask_whose_time_is_none_is_refused_before_it_is_sent(timeout, block):
+    def asks(me):
+        me.ask(other, "x", tag="t", timeout_s=timeout)
+
+    with HostedSystem() as system:
+        ref, other = system.start(Runs), system.start(Runs)
+        with pytest.raises(ValueError, match="timeout must"):
+            ref.ask("x", timeout=timeout, block=block)
+        with pytest.raises(ValueError, match="timeout_s must"):
+            ref.ask(asks)
+        assert ref.ask("next", timeout=10) == ("next", 1)
+        # Only what was sent after it came; the wheel goes on.
+        assert (ref.statistics().handled, other.statistics().handled) == (2, 0)
+
+
+@pytest.mark.parametrize("timeout", NO_TIMES)
+@pytest.mark.parametrize("kind", [ActorSystem, HostedSystem])
+def test_system_whose_asks_would_have_no_time_is_refused(kind, timeout):
+    with pytest.raises(ValueError, match="ask_timeout_s must"):
+        kind(ask_timeout_s=timeout)
+
+
+@pytest.mark.parametrize("timeout", WITHOUT_END)
+async def test_ask_with_more_time_than_can_be_kept_never_expires(timeout, autojump_clock):
+    owed = []
+
+    def owes(me):
+        owed.append(me.later())
+        return LATER
+
+    async with ActorSystem() as system:
+        asker = system.start(Runs)
+        ref = system.start(Runs)
+        future = ref.ask(owes, timeout=timeout)
+        await asker.ask(lambda me: me.ask(ref, owes, tag="t", timeout_s=timeout))
+        await trio.sleep(80_000)
+        for reply in owed:
+            assert reply.set("slow")
+        assert await future == "slow"
+        [answer] = await asker.ask(lambda me: me.said)
+        assert answer.value == "slow"
+
+
+@pytest.mark.parametrize("timeout", [*WITHOUT_END, math.nextafter(LONGEST_S, 0)])
+def test_system_whose_asks_have_more_time_than_can_be_kept_serves_them(timeout):
+    with HostedSystem(ask_timeout_s=timeout) as system:
+        ref = system.start(Runs)
+        assert ref.ask("x") == ("x", 1)
+        assert ref.ask("x", timeout=timeout) == ("x", 1)
+        assert ref.ask("x", block=False).get(timeout=10) == ("x", 1)
+        # The wheel still ends what has a time.
+        with pytest.raises(AskTimeoutError):
+            ref.ask(forever, timeout=0.01, cancel_on_timeout=True)
