@@ -58,9 +58,13 @@ _UNIT_NAMES = "|".join(
     name + ("s?" if len(name) > 2 or name == "hr" else "")
     for name in sorted(_WORD_UNITS_NS, key=len, reverse=True)
 )
+_BLANKS = r"[ \t\u00a0\u2000-\u200a\u202f\u205f\u3000]{0,8}"
+_SHORTENED = "|".join(f"(?<={name})" for name in ("hr", "hrs", "min", "mins", "sec", "secs"))
 _TERM = re.compile(
-    rf"([0-9]++)(?:\.([0-9]++))?[ \t]{{0,3}}({_UNIT_NAMES})(?![A-Za-zµμ])"
-    r"(?:[ \t]{0,3}(?:,[ \t]{0,3}and\b|,|and\b))?[ \t]{0,3}",
+    rf"([0-9]++)(?:\.([0-9]++))?{_BLANKS}({_UNIT_NAMES})(?:\(s\))?(?![A-Za-zµμ])"
+    # The dot of a shortened unit, where more stands behind it: `1 hr. 30 min.`
+    rf"(?:(?:{_SHORTENED})\.(?={_BLANKS}(?:[0-9]|\Z)|,))?"
+    rf"(?:{_BLANKS}(?:,{_BLANKS}and\b|,|and\b))?{_BLANKS}",
     re.IGNORECASE,
 )
 _CLOCKED = re.compile(r"([0-9]{1,6}):([0-5][0-9]):([0-5][0-9])(?:\.([0-9]++))?(?![0-9:])[ \t]{0,3}")
@@ -70,7 +74,8 @@ _HOURS_MINUTES = re.compile(r"([0-9]{1,3}):([0-5][0-9])(?![0-9:])[ \t]{0,3}")
 _BARE_MINUTES = re.compile(r"([0-5][0-9])(?![0-9A-Za-z:.,])")
 """`1h30`: minutes that stand right behind hours and name no unit."""
 _JOIN = re.compile(
-    r"[ \t]{0,3}(?:\r?\n[ \t\r\n]{0,20}|[&+;][ \t\r\n]{0,20}|plus[ \t\r\n]{1,20})(?=[0-9])",
+    r"[ \t]{0,3}(?:\r?\n[ \t\r\n]{0,20}|(?:<br ?/?>|[&+;:])[ \t\r\n]{0,20}"
+    r"|零|plus[ \t\r\n]{1,20})(?=[0-9])",
     re.IGNORECASE,
 )
 """Between two terms: an odd sign, or the end of a line, where a terminal breaks it."""
