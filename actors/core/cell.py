@@ -50,6 +50,15 @@ logger = Log("abeyance.core")
 
 _serials = itertools.count(1)
 
+
+def unnamed(actor_class: type[TrioActor], supervisor: Supervisor) -> str:
+    """Return what an actor that nobody named is known as: nothing that is taken."""
+    while True:
+        key = f"{actor_class.__name__}-{next(_serials)}"
+        if key not in supervisor._children and supervisor.system.names.find(key) is None:
+            return key
+
+
 KILLED_S: Final = 1.0
 """How long a killed incarnation is waited for, at least. `on_failure` has the shutdown time."""
 
@@ -128,7 +137,7 @@ class Cell:
         self._args = args
         self._kwargs = kwargs or None
         self.name = name
-        self.key = name or f"{actor_class.__name__}-{next(_serials)}"
+        self.key = name or unnamed(actor_class, supervisor)
         self.child_id = child_id or self.key
         self.role = actor_class.role
         self.base: Stance = ((self.key,), self.role)

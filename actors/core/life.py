@@ -173,6 +173,8 @@ async def _conclude(
     outcome = settle_exit(cell, how, error)
     if outcome.kind == CRASHED:
         await _report_crash(cell, actor, outcome)
+        if cell.tasks:  # Which the hook started.
+            await end_tasks(cell)
     elif error is not None and not isinstance(error, ActorKilledError):
         log_error(logger, "Unhandled exception in %s:", cell.ref, error)
     cell.settle_started(outcome.error)

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import trio
 
 from .births import Birth, bear
-from .cell import Cell
+from .cell import Cell, unnamed
 from .children import ActorChild
 from .directives import decide
 from .errors import ActorDeadError, NameTakenError
@@ -214,11 +214,20 @@ class Supervisor:
             message=None,
         )
 
-    def _add(self, spec: ChildSpec) -> ActorChild:
-        if spec.id in self._children:
+    def check_free(self, id_: str) -> None:
+        """Refuse the id of a child that there is. Any thread.
+
+        Raises:
+            NameTakenError: A child has it.
+        """
+        if id_ in self._children:
             raise NameTakenError(
-                f"supervisor {self} has a child {spec.id!r}; nothing was started", name=spec.id
+                f"supervisor {self} has a child {id_!r}; nothing was started; choose another name",
+                name=id_,
             )
+
+    def _add(self, spec: ChildSpec) -> ActorChild:
+        self.check_free(spec.id)
         cell = Cell(
             self.system,
             self,
@@ -237,7 +246,16 @@ class Supervisor:
         return child
 
     def adopt(self, cell: Cell) -> None:
-        """Take a temporary child whose instance was made already, and start its task."""
+        """Take a temporary child whose instance was made already, and start its task.
+
+        Raises:
+            NameTakenError: A child has its name; nothing was started.
+        """
+        if cell.name is not None:
+            self.check_free(cell.name)
+        elif cell.child_id in self._children:
+            # Somebody took it while the cell was on its way from a host thread.
+            cell.child_id = unnamed(cell.actor_class, self)
         child = ActorChild(cell, "temporary")
         child.started = True
         self._children[cell.child_id] = child

@@ -228,7 +228,7 @@ class ActorSystem:
             kwargs: Its keyword arguments.
 
         Raises:
-            NameTakenError: A live actor has the name; nothing was started.
+            NameTakenError: A live actor is known by the name; nothing was started.
             ActorDeadError: The system is shutting down; nothing was started.
         """
         return self.start_as(actor_class, args, kwargs, name, False)
@@ -250,6 +250,8 @@ class ActorSystem:
             self.names.claim(name, cell)
         self.cells[cell] = None
         try:
+            if name is not None:
+                self.user.check_free(name)
             cell.make()
             if register:
                 register_with_pykka(cell)
@@ -270,8 +272,12 @@ class ActorSystem:
         """Take a cell that a host thread started. Runs under run_sync_soon: it does not raise."""
         if self.stopping:
             cell._end(None)
-        else:
+            return
+        try:
             self.user.adopt(cell)
+        except NameTakenError as exc:  # By one that was on its way from another thread, too.
+            logger.warning("%s", exc, actor=cell.key)
+            cell._end(exc)
 
     def enter(self, cell: Cell, *, register: bool) -> None:
         """Take a new cell into the system's books.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -20,7 +22,9 @@ from abeyance.actors.core import (
     SupervisorSpec,
     TrioActor,
 )
+from abeyance.actors.core.cell import Cell, unnamed
 from abeyance.actors.core.envelope import TIMER
+from abeyance.actors.core.registry import Names
 from abeyance.actors.core.settling import count_dead
 
 
@@ -644,3 +648,109 @@ async def test_statistics_of_a_supervisor_add_up_those_of_the_actors_below_it(au
         for supervisor, sums in ((outer, (2, 4, 1, 1)), (inner, (0, 2, 1, 0))):
             said = supervisor.statistics()
             assert (said.depth, said.handled, said.dropped, said.dead) == sums
+
+
+class Plain(TrioActor):
+    """Does nothing."""
+
+
+def _next_unnamed(kind):
+    """The name that the next actor that nobody names would get."""
+    probe = unnamed(kind, SimpleNamespace(_children={}, system=SimpleNamespace(names=Names())))
+    prefix, serial = probe.rsplit("-", 1)
+    return f"{prefix}-{int(serial) + 1}"
+
+
+@pytest.mark.parametrize("group", [False, True], ids=["actor", "group"])
+async def test_actor_that_nobody_named_is_known_by_nothing_that_is_taken(group):
+    async with ActorSystem() as system:
+        taken = _next_unnamed(Plain)
+        if group:
+            await system.start_supervisor(SupervisorSpec(taken), system.user)
+        else:
+            first = system.start(Plain, name=taken)
+        other = system.start(Plain)
+        assert other._cell.key != taken
+        if not group:
+            assert other._cell.key not in (first._cell.key, taken)
+            assert {first._cell, other._cell} <= {
+                child.cell for child in system.user._children.values()
+            }
+
+
+@pytest.mark.parametrize("foreign", [False, True], ids=["loop", "thread"])
+async def test_name_by_which_an_unnamed_actor_is_known_is_refused_and_the_actor_stands(foreign):
+    async with ActorSystem() as system:
+        unnamed_ref = system.start(Plain)
+        name = unnamed_ref._cell.key
+        start = functools.partial(system.start, Plain, name=name)
+        with pytest.raises(NameTakenError):
+            await trio.to_thread.run_sync(start) if foreign else start()
+        assert unnamed_ref.is_alive()
+        assert system.user._children[name].cell is unnamed_ref._cell
+        unnamed_ref.stop(block=False)
+        await wait_all_tasks_blocked()
+        assert name not in system.user._children
+        assert start().is_alive()
+
+
+def _on_its_way(system, name=None):
+    """The cell of an actor that another thread has started, before the loop has heard of it."""
+    cell = Cell(system, system.user, Plain, (), {}, name)
+    system.cells[cell] = None
+    if name is not None:
+        system.names.claim(name, cell)
+    cell.make()
+    return cell
+
+
+async def test_name_that_meets_an_unnamed_actor_on_its_way_from_a_thread_ends_alone():
+    async with ActorSystem() as system:
+        first = _on_its_way(system)
+        second = _on_its_way(system, first.key)
+        system._adopt(first)
+        system._adopt(second)
+        await wait_all_tasks_blocked()
+        assert system.user._children[first.key].cell is first
+        assert (first.state, second.state) == ("running", "ended")
+
+
+async def test_unnamed_actor_that_meets_a_name_on_its_way_from_a_thread_starts_all_the_same():
+    async with ActorSystem() as system:
+        first = _on_its_way(system)
+        second = _on_its_way(system, first.key)
+        system._adopt(second)
+        system._adopt(first)
+        await wait_all_tasks_blocked()
+        assert (first.state, second.state) == ("running", "running")
+        assert {each.cell for each in system.user._children.values()} == {first, second}
+
+
+async def test_task_that_on_failure_starts_ends_before_the_next_incarnation():
+    said = []
+
+    async def runs():
+        try:
+            said.append("begins")
+            await trio.sleep_forever()
+        finally:
+            said.append("ends")
+
+    class Late(TrioActor):
+        def on_start(self):
+            said.append(self.incarnation)
+
+        async def on_failure(self, *_):
+            self.spawn(runs)
+            await trio.lowlevel.checkpoint()
+
+        def on_receive(self, message):
+            raise ValueError(message)
+
+    async with ActorSystem() as system:
+        spec = SupervisorSpec("g", (ChildSpec("a", Late),))
+        ref = (await system.start_supervisor(spec)).refs["a"]
+        ref.tell("boom")
+        await wait_all_tasks_blocked()
+        assert said == [1, "begins", "ends", 2]
+        assert not ref._cell.tasks
