@@ -12,7 +12,8 @@ Invariants:
     I3  Whoever does not come when it is called loses its place after 30 s; a call that fails, or
         whose caller dies, lets the next one try. So does one whose gate has ended, or that has been
         out for 10 min: a call that nobody will settle keeps nobody.
-        Who has ended has no place, and an auxiliary call, which nobody tries again, takes none.
+        Who has ended has no place. An auxiliary call and an ephemeral run, whom nobody can call,
+        take none: they are told when to ask again, and go once nobody stands in line.
     I4  A wall has a line of its own, whether it holds one model or all: whoever waits for one model
         keeps nobody from another.
 
@@ -41,6 +42,9 @@ from .wait_book import ACCOUNT, WaitBook, outlasts
 
 PROBE_MS: Final = 600_000
 """How long others wait for one call after a wall. It may take longer, but not alone."""
+
+ASK_AGAIN_MS: Final = 5_000
+"""When to ask again, for whoever nobody calls while others go first."""
 
 
 class _Probe(NamedTuple):
@@ -108,8 +112,8 @@ class Accounts:
     def check(
         self, account: str, agent: str, model: str, ref: Any, *, stands: bool = True
     ) -> Wall | None:
-        """Why this agent's call may not be made now; one that may not stands in line from then,
-        unless it does not come again."""
+        """Why this agent's call may not be made now. One that may not stands in line from then and
+        is called; one that takes no place (`stands`) is given an instant to ask again."""
         walls = self._walls(account, model)
         longest: Wall | None = None
         for scope, (wall, _) in walls.items():
@@ -136,8 +140,10 @@ class Accounts:
             if stands:
                 line_.waiting[agent] = ref if ref is not None else line_.waiting.get(agent)
             if not self._is_next(line_, agent):
+                # Without a place it is never called, and a wall without an end would be for good.
+                again_ms = None if stands else self._clock.now_ms() + ASK_AGAIN_MS
                 return Wall(
-                    None, "waits for the first call of its account since the limit to succeed"
+                    again_ms, "waits for the first call of its account since the limit to succeed"
                 )
         return None
 

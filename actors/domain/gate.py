@@ -233,7 +233,8 @@ class Gate(TrioActor):
         """What holds a call to a model: its wait, its account's, what pauses the agent, or what
         holds its turn."""
         model, account = message.model, self._account
-        stands = message.purpose != "auxiliary"
+        # A turn of an agent that stays is told when it is next; of any other nobody knows whom.
+        stands = message.purpose == "turn"
         if wait is None and account is not None and model is not None:
             holder = self.kept.holder
             wall = account.book.check(account.name, self._agent, model, holder, stands=stands)

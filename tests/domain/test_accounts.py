@@ -11,7 +11,7 @@ from trio.testing import MockClock
 from abeyance.actors import AgentSpec
 from abeyance.actors.domain.accounts import Accounts
 from abeyance.actors.domain.alert_book import AlertDesk
-from abeyance.actors.domain.errors import CallDeferredError, InvalidNameError
+from abeyance.actors.domain.errors import CallDeferredError, InvalidNameError, RunExhaustedError
 from abeyance.actors.domain.protocol import Admit, RecordWait, ReleasedWait, Settle
 from abeyance.actors.domain.wait_book import ACCOUNT, WaitBook
 from abeyance.actors.providers.credentials import fingerprint
@@ -799,3 +799,94 @@ def test_who_is_next_is_called() -> None:
     assert not b.got
     it.over("a")
     assert len(b.got) == 1
+
+
+def test_who_takes_no_place_in_line_is_told_when_to_ask_again() -> None:
+    it = Lines()
+    ref = Heard()
+    assert it.accounts.check("k", "a", "m", ref) is not None
+    it.clock.advance(SECOND)
+    for turned_away_by in ("the line", "the call that is out"):
+        wall = it.accounts.check("k", "x", "m", None, stands=False)
+        assert wall is not None, turned_away_by
+        assert wall.deadline_ms == it.clock.now_ms() + 5 * SECOND, turned_away_by
+        if turned_away_by == "the line":
+            it.take("a")
+    behind = it.accounts.check("k", "b", "m", Heard())
+    assert behind is not None
+    assert behind.deadline_ms is None, "who stands in line is called"
+
+
+def one_off(world: World, *steps: Any) -> AgentSpec:
+    return AgentSpec(name="sum", provider=world.provider(list(steps), key="k"), model="m")
+
+
+@pytest.mark.behaviour("R-35")
+async def test_ephemeral_runs_that_ended_at_a_wall_delay_no_turn_behind_it(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open(account_waits=True) as runtime:
+        ana = await add(world, "ana", fail(429, retry_after=3_600), reply("ana"))
+        await ana.send("go")
+        await ana.wait_idle()
+        for _ in range(3):
+            with pytest.raises(RunExhaustedError):
+                await runtime.run_ephemeral(one_off(world, reply("never")), "go")
+        bo = await add(world, "bo", reply("bo"))
+        await bo.send("go")
+        await bo.wait_idle()
+        await trio.sleep(3_602)
+        await bo.wait_idle()
+        assert (await shown(bo))[-1] == "assistant: bo"
+
+
+@pytest.mark.behaviour("R-35")
+async def test_ephemeral_runs_that_slept_a_wall_go_when_the_first_call_has_succeeded(
+    world: World, virtual_time: MockClock
+) -> None:
+    gate = Gate(then=reply("ana"))
+    said: list[str] = []
+    async with world.open(account_waits=True) as runtime, trio.open_nursery() as nursery:
+        ana = await add(world, "ana", fail(429, retry_after=300), gate)
+        await ana.send("go")
+        await ana.wait_idle()
+
+        async def run(text: str) -> None:
+            said.append(await runtime.run_ephemeral(one_off(world, reply(text)), "go"))
+
+        for number in range(3):
+            nursery.start_soon(run, f"run{number}")
+        await gate.wait_entered()
+        await trio.sleep(60)
+        assert said == []
+        assert calls(world)[1:] == [0, 0, 0], "the first call is out"
+        gate.release()
+        await trio.sleep(6)
+        assert sorted(said) == ["run0", "run1", "run2"]
+
+
+@pytest.mark.behaviour("R-35")
+async def test_an_item_that_meets_the_first_call_after_a_wall_goes_on_by_itself(
+    world: World, virtual_time: MockClock
+) -> None:
+    gate = Gate(then=reply("ana"))
+    async with world.open(account_waits=True) as runtime:
+        ana = await add(world, "ana", fail(429, retry_after=300), gate)
+        aux = await bare(world, "aux", reply("asked"))
+        await ana.send("go")
+        await gate.wait_entered()
+
+        async def asks() -> str:
+            await aux.auxiliary_call(ask())
+            return "asked"
+
+        async def flow(run: Any, params: object) -> object:
+            return await run.do("ask", asks)
+
+        runtime.add_workflow("flow", flow)
+        await runtime.start_run("one", "flow")
+        await trio.sleep(30)
+        assert runtime.run("one").state == "waiting_for_capacity"
+        gate.release()
+        await trio.sleep(6)
+        assert runtime.run("one").state == "completed"
