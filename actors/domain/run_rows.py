@@ -136,7 +136,8 @@ def pack_plain(value: object, field: str) -> bytes:
     """Pack a value as plain data: dates, data classes, sets and tuples become text, maps and lists.
 
     Raises:
-        InvalidRunError: It is or holds what is no data, or takes more than 262,144 bytes.
+        InvalidRunError: It is or holds what is no data, as a map whose keys are no text, or takes
+            more than 262,144 bytes.
     """
     try:
         packed = codec.pack(msgspec.to_builtins(value, builtin_types=(bytes,)))
@@ -147,6 +148,13 @@ def pack_plain(value: object, field: str) -> bytes:
             field, f"takes {len(packed):,} bytes; at most {VALUE_BYTES_MAX:,} are kept: store a "
             "reference"
         )  # fmt: skip
+    try:
+        # More is packed than is read: one row that does not read would hide every run of the store.
+        codec.unpack(packed)
+    except ValueError as problem:
+        raise InvalidRunError(
+            field, f"must be plain data, with text as the keys of its maps ({problem})"
+        ) from None
     return packed
 
 

@@ -124,14 +124,17 @@ def wall_of(
     }
     exhausted = capacity_error_of(error)
     if exhausted is not None:
-        first = exhausted.first
+        first, at_ms = exhausted.first, exhausted.retry_at_ms
+        if at_ms is not None and at_ms <= now_ms:
+            # Whoever raised it may have kept it: to go on at once would meet it again, and again.
+            at_ms = None
         return Suspension(
             provider=named(first.provider),
             model=named(first.model),
             window=named(first.window),
-            retry_at_ms=exhausted.retry_at_ms,
-            resume_after_ms=resume_after(exhausted.retry_at_ms, life.buffer_ms),
-            told_by=first.told_by,
+            retry_at_ms=at_ms,
+            resume_after_ms=resume_after(at_ms, life.buffer_ms),
+            told_by=None if at_ms is None else first.told_by,
             **common,
         )
     # A call that was refused unmade has the same instant, from the record that refused it.

@@ -569,6 +569,35 @@ async def test_run_whose_body_ends_in_any_way_is_settled(
         assert not world.ref("runs")._cell.kept.lives
 
 
+@pytest.mark.parametrize("at", ["params", "item", "result"])
+async def test_map_whose_keys_are_no_text_is_refused_before_it_is_kept(
+    world: World, virtual_time: MockClock, at: str
+) -> None:
+    keyed = {"sent": [{17: "id"}]}
+
+    async def body(run: RunContext, params: Any) -> Any:
+        await run.do("post", lambda: keyed if at == "item" else "posted")
+        return keyed if at == "result" else "done"
+
+    async with world.open() as runtime:
+        runtime.add_workflow("report", body)
+        if at == "params":
+            with pytest.raises(InvalidRunError, match="keys") as caught:
+                await runtime.start_run("report:1", "report", keyed)
+            assert caught.value.field == "params"
+            assert runtime.runs() == ()
+            return
+        run = await runtime.start_run("report:1", "report")
+        status = await run.wait()
+        assert status.state == "failed"
+        assert "keys" in status.reason
+        # Whatever was kept reads, and so does the list of every run.
+        assert [each.state for each in runtime.runs()] == ["failed"]
+        assert [step.state for step in runtime.run_steps("report:1")] == [
+            "failed" if at == "item" else "done"
+        ]
+
+
 @pytest.mark.behaviour("S-030", "R-24")
 async def test_suspension_that_cannot_be_recorded_is_a_failure(
     world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch
@@ -972,6 +1001,24 @@ async def test_wall_of_a_window_whose_name_is_too_long_is_recorded_all_the_same(
         run = await runtime.start_run("report:1", "report")
         await until(lambda: run.status().state == "waiting_for_capacity")
         assert run.status().window is not None
+        assert (await run.wait()).state == "completed"
+    assert effects.log == ALL
+
+
+@pytest.mark.behaviour("S-012")
+@pytest.mark.parametrize("ago_ms", [0, 1, HOUR], ids=["now", "just now", "an hour ago"])
+async def test_reset_that_has_passed_is_no_instant_to_go_on_at(
+    world: World, virtual_time: MockClock, ago_ms: int
+) -> None:
+    effects = Effects()
+    async with world.open() as runtime:
+        runtime.add_workflow("report", five(effects))
+        effects.raising["b"] = [wall(world.clock.now_ms() - ago_ms)]
+        run = await runtime.start_run("report:1", "report")
+        await until(lambda: run.status().state == "waiting_for_capacity_unknown")
+        assert run.status().retry_at_ms is None
+        assert run.status().model == "opus"
+        await runtime.resume_run("report:1", requester="ops")
         assert (await run.wait()).state == "completed"
     assert effects.log == ALL
 
