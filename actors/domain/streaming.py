@@ -4,7 +4,8 @@ Invariants:
     I1  What is stored comes from the store, behind a cursor: a slow reader misses deltas, never a
         message.
     I2  What was shown and does not count is said to be so: a delta is never silently replaced.
-    I3  A reader's memory is bounded, and a call is never held up by one.
+    I3  A stored message comes behind all that was said of it, however late its reader is.
+    I4  A reader's memory is bounded, and a call is never held up by one.
 
 Runs in: the loop thread. Written by the tasks of turns; outlives them and their agent's crashes.
 """
@@ -23,7 +24,7 @@ from abeyance.actors.providers.port import ReplyDelta
 from abeyance.storage.errors import StoreClosedError
 from abeyance.storage.store import Store
 
-from .transcript import After, TranscriptMessage, place_after, read_transcript
+from .transcript import After, TranscriptMessage, last_place, place_after, read_transcript
 
 DELTAS_KEPT_MAX: Final = 1_000
 """Deltas that wait for one reader. Past it they are skipped, and it is told how many."""
@@ -84,11 +85,23 @@ class _Gap:
         self.count = 0
 
 
-class _Reader:
-    """What waits for one reader, in its order. None marks that rows may have been stored."""
+@dataclass(slots=True)
+class _Mark:
+    """Rows were stored up to a place, when what stands behind this had not been said yet."""
 
-    def __init__(self) -> None:
-        self._items: deque[StreamDelta | StreamSuperseded | _Gap | None] = deque((None,))
+    place: int
+
+
+class _Reader:
+    """What waits for one reader, in its order.
+
+    Args:
+        reached: The place of the slot's last row now.
+    """
+
+    def __init__(self, reached: Callable[[], int]) -> None:
+        self._reached = reached
+        self._items: deque[StreamDelta | StreamSuperseded | _Gap | _Mark] = deque()
         self._deltas = 0
         self._gap: _Gap | None = None
         self._ended = False
@@ -96,8 +109,15 @@ class _Reader:
 
     def mark(self) -> None:
         """Rows may have been stored."""
-        if not self._items or self._items[-1] is not None:
-            self._add(None)
+        try:
+            place = self._reached()
+        except StoreClosedError:
+            return  # The runtime has ended; the next one reads on.
+        last = self._items[-1] if self._items else None
+        if isinstance(last, _Mark):
+            last.place = place
+        else:
+            self._add(_Mark(place))
 
     def add(self, item: StreamDelta | StreamSuperseded) -> None:
         if isinstance(item, StreamSuperseded):
@@ -125,7 +145,7 @@ class _Reader:
             await self._waiting.park()
         return True
 
-    def pop(self) -> StreamDelta | StreamSuperseded | StreamSkipped | None:
+    def pop(self) -> StreamDelta | StreamSuperseded | StreamSkipped | _Mark:
         """Take what is next. Call it where `wait` has returned True."""
         item = self._items.popleft()
         if isinstance(item, _Gap):
@@ -134,7 +154,7 @@ class _Reader:
         self._deltas -= isinstance(item, StreamDelta)
         return item
 
-    def _add(self, item: StreamDelta | StreamSuperseded | _Gap | None) -> None:
+    def _add(self, item: StreamDelta | StreamSuperseded | _Gap | _Mark) -> None:
         self._items.append(item)
         self._waiting.unpark_all()
 
@@ -184,23 +204,29 @@ class Stream:
         A checkpoint a page, and where nothing is there. Raises as `place_after`.
         """
         place = await place_after(store, slot, after)
-        with self._reader() as reader:
+        with self._reader(lambda: last_place(store, slot)) as reader:
             while await reader.wait():
                 item = reader.pop()
-                if item is not None:
+                if not isinstance(item, _Mark):
                     yield item
                     continue
-                async with aclosing(read_transcript(store, slot, after=place)) as rows:
+                # Not a row further: what was said of those behind it is still queued.
+                behind = max(0, item.place - place)
+                rows = read_transcript(store, slot, after=place, limit=behind)
+                async with aclosing(rows):
                     try:
                         async for message in rows:
+                            if message.seq > item.place:
+                                break  # A rewind took rows out in between.
                             place = message.seq
                             yield StreamStored(message)
                     except StoreClosedError:
                         return  # The runtime has ended; the next one reads on behind `place`.
 
     @contextmanager
-    def _reader(self) -> Iterator[_Reader]:
-        reader = _Reader()
+    def _reader(self, reached: Callable[[], int]) -> Iterator[_Reader]:
+        reader = _Reader(reached)
+        reader.mark()
         if self._ended:
             reader.end()
         self._readers.append(reader)
