@@ -19,6 +19,8 @@ from abeyance.actors.ops import cli
 from abeyance.actors.providers import CapacityExhaustedError, Exhaustion
 from abeyance.storage.lmdb_store import LmdbStore
 
+from ..stopping import stop_between_commits
+
 HOST = """
 import json, os, sys, trio
 from abeyance.actors import open_runtime
@@ -102,7 +104,7 @@ async def test_stopped_process_keeps_its_runs_and_is_refused_once_they_were_take
     tmp_path: Path, host: subprocess.Popen[bytes]
 ) -> None:
     state = tmp_path / "state"
-    os.kill(host.pid, signal.SIGSTOP)
+    stop_between_commits(host.pid, state)
     async with open_runtime(state, control=False) as runtime:
         runtime.add_workflow("acts", body)
         runtime.add_workflow("waits", waits)

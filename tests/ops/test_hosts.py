@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -26,6 +25,8 @@ from abeyance.actors.ops.client import (
     RefusedByHostError,
 )
 from abeyance.actors.ops.reports import AgentReport, StatusReport, WaitReport
+
+from ..stopping import stop_between_commits
 
 HOST = """
 import sys, trio
@@ -160,7 +161,7 @@ def test_stopped_host_is_named_and_the_others_are_shown_and_steered(
 ) -> None:
     monkeypatch.setattr(targets, "ControlClient", lambda path: ControlClient(path, timeout_s=1.5))
     stopped = hosts[0].pid
-    hosts[0].process.send_signal(signal.SIGSTOP)
+    stop_between_commits(stopped, state)
     code, found, said = run("waits", str(state))
     assert (code, said) == (0, "")
     assert sorted(wait["agent"] for wait in found["waits"]) == ["ana", "bo"]

@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 
 from abeyance.storage import ownership as ownership_module
-from abeyance.storage.errors import NoFileLocksError, OwnedElsewhereError
+from abeyance.storage.errors import LockTimeoutError, NoFileLocksError, OwnedElsewhereError
 from abeyance.storage.lmdb_store import LmdbStore
 from abeyance.storage.locks import is_locked
 from abeyance.storage.memory import MemoryStore
 from abeyance.storage.ownership import Ownership, plan_take
 from abeyance.storage.store import Committed, Guard, Request, Row
 from abeyance.storage.tables.ownership import Owner
+
+from ..stopping import stop_between_commits
 
 ANA = ("agent", "ana")
 SLOT = ("slot", "ana")
@@ -290,7 +292,7 @@ def test_a_killed_owner_is_taken_over_and_a_stopped_one_is_not(spawn: Any, tmp_p
     assert holder.stdout.readline() == "took 1\n"
     store = LmdbStore.open(state, clock_ms=lambda: 1)
     ownership = Ownership(store, store.directory, host="here", pid=os.getpid())
-    os.kill(holder.pid, signal.SIGSTOP)
+    stop_between_commits(holder.pid, state)
     with pytest.raises(OwnedElsewhereError) as caught:
         ownership.take(ANA)
     assert caught.value.pid == holder.pid
@@ -298,6 +300,27 @@ def test_a_killed_owner_is_taken_over_and_a_stopped_one_is_not(spawn: Any, tmp_p
     holder.wait()
     assert ownership.take(ANA) == {ANA: 2}
     ownership.close()
+    store.close()
+
+
+@pytest.mark.parametrize("end", [signal.SIGCONT, signal.SIGKILL], ids=["goes-on", "is-killed"])
+def test_a_process_stopped_inside_a_commit_keeps_the_others_from_writing_and_not_from_reading(
+    spawn: Any, rows: Any, tmp_path: Path, end: signal.Signals
+) -> None:
+    state = tmp_path / "state"
+    store = LmdbStore.open(state, clock_ms=lambda: 1, lock_timeout_s=0.05)
+    holder = spawn("stopped.py", state)
+    _ready(holder)
+    _, status = os.waitpid(holder.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    (outcome,) = store.commit(rows.cas(("ana", 1), 0))
+    assert isinstance(outcome.error, LockTimeoutError)
+    assert str(holder.pid) in str(outcome.error)
+    assert store.get("owners", ANA) is None
+    holder.send_signal(end)
+    holder.wait()
+    assert isinstance(store.commit(rows.cas(("ana", 1), 0))[0], Committed)
+    assert (store.get("owners", ANA) is not None) == (end is signal.SIGCONT)
     store.close()
 
 
