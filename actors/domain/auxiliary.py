@@ -164,7 +164,9 @@ class Auxiliary:
             provider_hold=self._settings.provider_hold,
             now_ms=self._clock.now_ms(),
         )
-        settlement = Settle(permit, "failed", verdict.states, verdict.pauses, verdict.scope)
+        settlement = Settle(
+            permit, "failed", verdict.states, verdict.pauses, verdict.scope, verdict.account_ms
+        )
         return settlement, verdict
 
     async def _record(self, settlement: Settle) -> None:

@@ -152,6 +152,7 @@ class Calls:
             verdict.states,
             verdict.pauses,
             verdict.scope,
+            verdict.account_ms,
             # A pause has an end, and holds the turn instead.
             verdict.text if verdict.quota_is_unknown and not verdict.pauses else None,
         )
@@ -185,7 +186,9 @@ class Calls:
         if failure is None:
             return Settle(permit, "unknown")
         verdict = self._judge(permit, failure)
-        return Settle(permit, "failed", verdict.states, verdict.pauses, verdict.scope)
+        return Settle(
+            permit, "failed", verdict.states, verdict.pauses, verdict.scope, verdict.account_ms
+        )
 
     def _judge(self, permit: Permit, error: BaseException) -> Verdict:
         return judge(

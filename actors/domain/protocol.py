@@ -68,7 +68,8 @@ class RecordWait(NamedTuple):
     """Ask: record a provider's statement, its deadline computed already. Answers a receipt.
 
     `account` is the fingerprint of the credential that it binds as well, for `account_model` or for
-    `*`. `own` is whether it binds the agent itself.
+    `*`. `own` is whether it binds the agent itself. `account_ms` is a second statement of the same
+    response: until when, and no longer than the first, the credential is bound for `*`.
     """
 
     agent: str
@@ -78,6 +79,7 @@ class RecordWait(NamedTuple):
     account: str | None = None
     account_model: str = "*"
     own: bool = True
+    account_ms: int | None = None
 
 
 class ReleaseWaits(NamedTuple):
@@ -155,6 +157,8 @@ class Settle(NamedTuple):
     pauses: tuple[Pause, ...] = ()
     scope: str | None = None
     """What the provider stated it of."""
+    account_ms: int | None = None
+    """Until when it stated of the account, beside a longer wait of less."""
     quota: str | None = None
     """Why the turn is about to be held by a quota that states no end."""
 

@@ -28,4 +28,5 @@ def statement_of(agent: str, settlement: Settle, account: Account | None) -> Rec
         account=None if account is None else account.name,
         account_model=permit.model if is_narrow else EVERY,
         own=own,
+        account_ms=None if account is None else settlement.account_ms,
     )

@@ -75,6 +75,13 @@ class Verdict(NamedTuple):
         return stated.scope if isinstance(stated, StatedWait) else None
 
     @property
+    def account_ms(self) -> int | None:
+        """Until when it stated of the account, beside a longer wait of less."""
+        stated = self.failure.error.stated
+        until = stated.account_deadline_ms if isinstance(stated, StatedWait) else None
+        return math.ceil(until) if _is_instant(until) else None
+
+    @property
     def can_wait(self) -> bool:
         """Whether the same call may succeed when what holds it has ended."""
         return self.failure.error.retryable or self.quota

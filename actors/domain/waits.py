@@ -214,7 +214,9 @@ class Ledger(TrioActor):
             acts.append(WaitAct(key, wait))
             receipt = WaitReceipt(True, _listed(key, wait), "pending")
         if stated.account is not None and not over:
-            acts += self._account_act(stated, deadline_ms, now)
+            acts += self._account_act(stated, stated.account_model, deadline_ms, now)
+        if stated.account is not None and stated.account_ms is not None and stated.account_ms > now:
+            acts += self._account_act(stated, EVERY, stated.account_ms, now)
         answer = self._act(stated, acts, receipt)
         if receipt.changed:
             self._tell_agent(stated.agent, WaitBound(stated.model, deadline_ms, wait.reason))
@@ -223,9 +225,11 @@ class Ledger(TrioActor):
                 self._book.episodes.watcher.bound(_shown_as(act), act.record)  # type: ignore[arg-type]
         return answer
 
-    def _account_act(self, stated: RecordWait, deadline_ms: int | None, now: int) -> list[WaitAct]:
-        """The same statement as it binds the credential, unless what binds it lasts as long."""
-        key = (str(stated.account), stated.account_model)
+    def _account_act(
+        self, stated: RecordWait, model: str, deadline_ms: int | None, now: int
+    ) -> list[WaitAct]:
+        """A statement as it binds the credential, unless what binds it lasts as long."""
+        key = (str(stated.account), model)
         try:
             record = self._book.account_record(key)
         except StorageError:

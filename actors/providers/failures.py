@@ -7,6 +7,8 @@ Invariants:
     I1  Looking at an error raises nothing, whatever its attributes do.
     I2  Only a number states a wait in a typed error: not text, not None, not a truth value.
     I3  Of several errors in a group the one that states the longest wait is the one that counts.
+        An adapter's own error counts as it is, but for a longer wait that what it was made from
+        states: no wait is lost on its way up.
 """
 
 from __future__ import annotations
@@ -15,16 +17,17 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeGuard
 
 from .grammar import number, printable
 from .instants import deadline_ms, instant_ms
 from .port import ProviderError
 from .reader import read_stated_wait
-from .stated import StatedWait, WaitEnds, WaitKind, WaitScope
+from .stated import StatedWait, WaitEnds, WaitKind, WaitScope, longer
 
 _TRANSIENT_STATUSES = frozenset({408, 409, 425, 429})
 _LIMITS = frozenset({WaitKind.RATE_LIMITED, WaitKind.QUOTA_EXHAUSTED, WaitKind.OVERLOADED})
@@ -75,7 +78,9 @@ def refusal(
         provider=provider,
         transport=transport,
     )
-    return _failure(provider, status, stated, message, retryable)
+    error = _failure(provider, status, stated, message, retryable)
+    error.is_whole = headers is not None
+    return error
 
 
 def understood(
@@ -95,14 +100,17 @@ def understood(
         None where nothing about the error says that a provider refused or failed a call.
     """
     if isinstance(error, ProviderError):
-        return error
+        return _own(error, received_at, provider)
     found = [
         known
         for each in _every(error)
         if (known := _known(each, received_at, provider)) is not None
     ]
     # The first of equally long ones: a group's own order, and an error before its cause.
-    return max(found, key=_length, default=None)
+    counts = max(found, key=_length, default=None)
+    if len(found) > 1 and counts is not None:
+        _restate(counts, [one.stated for one in found])
+    return counts
 
 
 def transient(status: int | None) -> bool:
@@ -157,8 +165,12 @@ def _length(error: ProviderError) -> tuple[bool, float]:
     return True, float(known or 0)
 
 
-def _every(error: BaseException) -> Iterator[BaseException]:
-    """An error, the members of a group, and what stands behind each as its cause."""
+def _every(error: BaseException, *, through: bool = False) -> Iterator[BaseException]:
+    """An error, the members of a group, and what stands behind each as its cause.
+
+    Args:
+        through: Whether what an adapter's own error was made from is told as well.
+    """
     waiting: list[tuple[BaseException, int]] = [(error, 0)]
     seen = set[int]()
     while waiting and len(seen) < _ERRORS_MAX:
@@ -167,18 +179,20 @@ def _every(error: BaseException) -> Iterator[BaseException]:
             continue
         seen.add(id(each))
         yield each
-        if isinstance(each, ProviderError):
-            continue  # The adapter's own word; what it was made from is behind it.
+        if isinstance(each, ProviderError) and not through:
+            continue  # What it was made from is looked at with it.
         inner = list(each.exceptions) if isinstance(each, BaseExceptionGroup) else []
         cause = each.__cause__
         if cause is None and not each.__suppress_context__:
             cause = each.__context__
+            if isinstance(each, ProviderError) and isinstance(cause, ProviderError):
+                cause = None  # The failure of another call, such as a fallback's first.
         waiting += [(one, depth + 1) for one in (*inner, cause) if one is not None]
 
 
 def _known(error: BaseException, received_at: float, provider: str | None) -> ProviderError | None:
     if isinstance(error, ProviderError):
-        return error
+        return _own(error, received_at, provider)
     name = provider or "the provider"
     message = _attribute(error, "said") or _attribute(error, "message")
     words = message if isinstance(message, str) else _text_of(error)
@@ -196,14 +210,55 @@ def _known(error: BaseException, received_at: float, provider: str | None) -> Pr
                                          type(error).__mro__):  # fmt: skip
             return _failure(name, None, None, words, retryable)
         return None
-    stated = copied or (
+    read = (
         read_stated_wait(
             status=status, headers=headers, body=body, received_at=received_at, provider=provider
         )
         if status is not None
         else None
     )
-    return _failure(name, status, _longer(stated, typed), words, retryable)
+    return _failure(name, status, longer(longer(copied, read), typed), words, retryable)
+
+
+def _own(error: ProviderError, received_at: float, provider: str | None) -> ProviderError:
+    """An adapter's own error, with what else it carries, or was made from, states of waits."""
+    if _attribute(error, "is_whole") is True:
+        return error
+    states: list[StatedWait | None] = []
+    for each in _every(error, through=True):
+        if isinstance(each, ProviderError):
+            states += [_attribute(each, "stated"), _typed(each, received_at)]
+        elif (known := _known(each, received_at, provider)) is not None:
+            states.append(known.stated)
+    _restate(error, states)
+    return error
+
+
+def _restate(error: ProviderError, others: Iterable[StatedWait | None]) -> None:
+    """Have an error state the longest of its own wait and others that bind."""
+    own = _attribute(error, "stated")
+    stated = own if _binds(own) else None
+    for other in others:
+        # The same words, read again and later, would say the same with a later instant.
+        if _binds(other) and (own is None or not _is_same(own, other)):
+            stated = longer(stated, other)
+    if stated is not None and stated is not own:
+        with suppress(Exception):  # A class that a host wrote may not let it be set.
+            error.stated = stated
+
+
+def _binds(stated: object) -> TypeGuard[StatedWait]:
+    """Whether a statement is of a wait that is not over, and holds what it should."""
+    if not isinstance(stated, StatedWait) or isinstance(stated.deadline_ms, str | bool):
+        return False
+    if stated.ends is WaitEnds.UNTIL_RELEASED:
+        return True
+    return stated.ends is WaitEnds.UNTIL and number(stated.deadline_ms, unit_ms=1) is not None
+
+
+def _is_same(one: object, other: StatedWait) -> bool:
+    read = (_attribute(one, "source"), _attribute(one, "raw"))
+    return other.source is not None and read == (other.source, other.raw)
 
 
 def _typed(error: BaseException, received_at: float) -> StatedWait | None:
@@ -223,7 +278,7 @@ def _typed(error: BaseException, received_at: float) -> StatedWait | None:
         ends = WaitEnds.UNTIL_RELEASED if ends_ms is None else WaitEnds.UNTIL
         if wait_ms == 0:
             ends, ends_ms = WaitEnds.ALREADY_OVER, None
-        longest = _longer(
+        longest = longer(
             longest,
             StatedWait(
                 kind=WaitKind.RATE_LIMITED,
@@ -247,25 +302,6 @@ def _as_float(value: Decimal | Fraction) -> float:
         return math.inf if value > 0 else -math.inf
     except (ArithmeticError, ValueError):  # A signalling NaN.
         return math.nan
-
-
-def _longer(one: StatedWait | None, other: StatedWait | None) -> StatedWait | None:
-    """The longer of two statements; whose kind and scope is known keeps them."""
-    if one is None or other is None:
-        return one or other
-    order = (WaitEnds.UNKNOWN, WaitEnds.ALREADY_OVER, WaitEnds.UNTIL, WaitEnds.UNTIL_RELEASED)
-    ranks = [(order.index(each.ends), each.deadline_ms or 0) for each in (one, other)]
-    if ranks[0] >= ranks[1]:
-        return one
-    return StatedWait(
-        kind=one.kind,
-        ends=other.ends,
-        deadline_ms=other.deadline_ms,
-        scope=one.scope,
-        window=one.window,
-        source=other.source,
-        raw=other.raw,
-    )
 
 
 def _response(error: BaseException) -> tuple[int | None, Any, str | bytes | None]:
@@ -319,6 +355,8 @@ def _copied(stated: object) -> StatedWait | None:
     except ValueError:
         return None
     scope, deadline = _attribute(stated, "scope"), _attribute(stated, "deadline_ms")
+    account = _attribute(stated, "account_deadline_ms")
+    account_ms = None if isinstance(account, str) else number(account, unit_ms=1)
     until = number(deadline, unit_ms=1) if not isinstance(deadline, str) else None
     if ends is WaitEnds.UNTIL and (until is None or not math.isfinite(until)):
         return None
@@ -328,6 +366,9 @@ def _copied(stated: object) -> StatedWait | None:
         ends=ends,
         deadline_ms=int(until) if ends is WaitEnds.UNTIL and until is not None else None,
         scope=WaitScope(str(scope)) if str(scope) in known else None,
+        account_deadline_ms=int(account_ms)
+        if account_ms is not None and math.isfinite(account_ms)
+        else None,
         source="error:stated",
     )
 

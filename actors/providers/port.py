@@ -134,6 +134,9 @@ class ProviderError(AbeyanceError):
     sent: bool
     said: str
     acceleration: bool
+    is_whole = False
+    """Whether `stated` is all that the response said: read from its headers as well. What such an
+    error was made from is not read again."""
 
     def __init__(
         self,

@@ -3,7 +3,8 @@
 Invariants:
     I1  Never raises, whatever the response holds.
     I2  Never invents an instant: what is not stated, or not readable, is `unknown`.
-    I3  Of several statements of one response the longest binds; none is shortened.
+    I3  Of several statements of one response the longest binds; none is shortened. Where that is
+        not of the whole account, the longest of those that are stands beside it.
     I4  None exactly where nothing is limited and nothing was stated.
 
 A provider's own grammar is a module of `readings`; one that has none is read as generic.
@@ -46,7 +47,7 @@ from .readings import (
 )
 from .readings.response import Response, Statement, normalised
 from .readings.table import Reading, Verdict, judge
-from .stated import StatedWait, WaitEnds
+from .stated import StatedWait, WaitEnds, WaitScope
 
 READINGS: Mapping[str, Reading] = {
     module.READING.name: module.READING
@@ -128,11 +129,29 @@ def read_stated_wait(
 def _binding(response: Response, verdict: Verdict) -> Statement | None:
     known = [one for one in verdict.statements if not one.unstated]
     # Of equally long ones the later row binds: windows stand behind what repeats them.
-    longest = max(reversed(known), key=lambda one: one.at_ms, default=None)
+    longest = max(reversed(known), key=_length, default=None)
     if longest is None or len(known) == len(verdict.statements):
         return longest
     # A window that is used up and does not say until when outlasts one that is over.
     return None if _ends(longest, response.received_ms)[0] is WaitEnds.ALREADY_OVER else longest
+
+
+def _length(one: Statement) -> tuple[float, bool]:
+    # Without an end all are equally long, and the widest says the most.
+    endless = one.at_ms > INSTANT_MS_MAX
+    return (math.inf if endless else one.at_ms), endless and one.scope is WaitScope.ACCOUNT
+
+
+def _account_ms(response: Response, verdict: Verdict, binding: Statement) -> int | None:
+    """Until when the whole account waits, where what binds is not said to be its own."""
+    if (binding.scope or verdict.scope) is WaitScope.ACCOUNT:
+        return None
+    deadlines = (
+        _ends(one, response.received_ms)[1]
+        for one in verdict.statements
+        if one.scope is WaitScope.ACCOUNT and not one.unstated
+    )
+    return max((each for each in deadlines if each is not None), default=None)
 
 
 def reading_of(provider: object, response: Response) -> Reading:
@@ -164,6 +183,7 @@ def _wait(response: Response, verdict: Verdict, binding: Statement | None) -> St
         ends=ends,
         deadline_ms=deadline,
         scope=binding.scope or verdict.scope,
+        account_deadline_ms=_account_ms(response, verdict, binding),
         window=_bounded(binding.window or verdict.window),
         source=binding.source,
         raw=printable(binding.raw, chars_max=REASON_CHARS_MAX),

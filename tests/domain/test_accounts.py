@@ -179,6 +179,81 @@ async def test_a_wall_that_its_provider_states_of_the_account_holds_every_model(
             assert world.runtime._store.get("account_waits", (name, key)) is not None
 
 
+def used_up(account_s: int, model_s: int) -> dict[str, str]:
+    """Headers of a refusal by a window of the account and, longer, one of a model."""
+    now_s = WallClock().now_ms() // SECOND
+    unified = "anthropic-ratelimit-unified"
+    return {
+        f"{unified}-status": "rejected",
+        f"{unified}-5h-status": "rejected",
+        f"{unified}-5h-reset": str(now_s + account_s),
+        f"{unified}-7d_opus-status": "rejected",
+        f"{unified}-7d_opus-reset": str(now_s + model_s),
+        f"{unified}-representative-claim": "seven_day_opus",
+    }
+
+
+@pytest.mark.behaviour("R-35")
+@pytest.mark.parametrize("call", ["turn", "auxiliary", "ephemeral"])
+async def test_a_response_that_states_a_wait_of_the_account_and_a_longer_of_a_model_binds_both(
+    world: World, virtual_time: MockClock, call: str
+) -> None:
+    refused = fail(429, headers=used_up(7_200, 500_000), provider="anthropic")
+    async with world.open(account_waits=True) as runtime:
+        began_ms = world.clock.now_ms()
+        if call == "turn":
+            ana = await add(world, "ana", refused, model="opus")
+            await ana.send("go")
+            await ana.wait_idle()
+        elif call == "auxiliary":
+            ana = await bare(world, "ana", refused, model="opus")
+            with pytest.raises(ProviderError):
+                await ana.auxiliary_call(ask("opus"))
+        else:
+            spec = AgentSpec(name="e", provider=world.provider([refused], key="k"), model="opus")
+            with pytest.raises(RunExhaustedError):
+                await runtime.run_ephemeral(spec, "go")
+        walls = {
+            wait.model: wait.deadline_ms - began_ms
+            for wait in runtime.provider_waits()
+            if wait.agent.startswith(ACCOUNT) and wait.deadline_ms is not None
+        }
+        assert walls == {"*": 7_200 * SECOND, "opus": 500_000 * SECOND}
+        haiku = await add(world, "bo", reply("haiku"), model="haiku")
+        opus = await add(world, "cy", reply("opus"), model="opus")
+        for agent in (haiku, opus):
+            await agent.send("go")
+            await agent.wait_idle()
+        assert world.state("bo").held.deadline_ms - began_ms == 7_200 * SECOND
+        assert world.state("cy").held.deadline_ms - began_ms == 500_000 * SECOND
+        await trio.sleep(7_200)
+        await haiku.wait_idle()
+        assert (await shown(haiku))[-1] == "assistant: haiku"
+        assert world.state("cy").state == "held"
+
+
+async def test_two_statements_of_one_response_are_recorded_in_one_commit(
+    world: World, virtual_time: MockClock
+) -> None:
+    refused = fail(429, headers=used_up(7_200, 500_000), provider="anthropic")
+    async with world.open(account_waits=True) as runtime:
+        ana = await add(world, "ana", refused, model="opus")
+        await ana.send("go")
+        await ana.wait_idle()
+        name = fingerprint("k", runtime._store_id)
+        recorded = [
+            (revision, table, key)
+            for revision, table, key in runtime._store.changes(0)
+            if table in ("waits", "account_waits")
+        ]
+        assert len({revision for revision, _, _ in recorded}) == 1
+        assert {(table, key) for _, table, key in recorded} == {
+            ("waits", ("ana", "opus")),
+            ("account_waits", (name, "opus")),
+            ("account_waits", (name, "*")),
+        }
+
+
 @pytest.mark.behaviour("R-35")
 @pytest.mark.parametrize("in_line", [1, 4])
 async def test_a_model_that_no_wall_holds_is_free_whoever_waits_for_another(

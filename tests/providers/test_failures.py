@@ -18,8 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abeyance.actors.providers import ProviderError, StatedWait, WaitEnds, WaitKind
+from abeyance.actors.providers import ProviderError, StatedWait, WaitEnds, WaitKind, WaitScope
 from abeyance.actors.providers.failures import refusal, understood
+from abeyance.actors.providers.stated import longer
 
 NOW_S = 1_791_374_400
 NOW = NOW_S * 1_000
@@ -198,10 +199,114 @@ def test_of_a_group_the_longest_wait_counts():
     assert ends_of(group) == HELD
 
 
-def test_an_adapters_own_word_is_not_overruled_by_what_it_was_made_from():
-    mine = ProviderError("no", retryable=False)
-    mine.__cause__ = foreign("RateLimitError", status_code=429, headers=HEADERS)
+def until(seconds: float, **parts: Any) -> StatedWait:
+    kind = parts.pop("kind", WaitKind.RATE_LIMITED)
+    deadline_ms = NOW + int(seconds * 1_000)
+    return StatedWait(kind=kind, ends=WaitEnds.UNTIL, deadline_ms=deadline_ms, **parts)
+
+
+def refused(seconds: str = "7200") -> Exception:
+    return foreign("RateLimitError", status_code=429, headers={"retry-after": seconds})
+
+
+def test_an_adapters_own_word_stands_but_for_a_longer_wait_of_what_it_was_made_from():
+    mine = ProviderError("no", retryable=False, status=418, said="teapot")
+    mine.__cause__ = refused()
     assert understood(mine, received_at=NOW_S) is mine
+    assert (mine.retryable, mine.status, mine.said) == (False, 418, "teapot")
+    assert ends_of(mine) == HELD
+    assert understood(mine, received_at=NOW_S + 60) is mine
+    assert ends_of(mine) == HELD, "read again, it says what it said"
+
+
+@pytest.mark.behaviour("W-126")
+@pytest.mark.parametrize("behind", ["cause", "context", "its own attribute", "a cause's cause"])
+def test_no_wait_is_lost_on_its_way_up_to_an_adapters_own_error(behind: str):
+    mine = ProviderError("no", retryable=True, stated=until(5))
+    match behind:
+        case "cause":
+            mine.__cause__ = refused()
+        case "context":
+            mine.__context__ = refused()
+        case "its own attribute":
+            mine.retry_after_ms = TWO_HOURS_MS  # type: ignore[attr-defined]
+        case _:
+            mine.__cause__ = ProviderError("no", retryable=True)
+            mine.__cause__.__cause__ = refused()
+    assert ends_of(mine) == HELD
+
+
+@pytest.mark.parametrize(
+    ("own", "behind"),
+    [(until(7_200), "5"), (until(7_200), "soon"), (until(7_200), "0")],
+    ids=["a shorter", "none", "one that is over"],
+)
+def test_an_adapters_longer_word_stands(own: StatedWait, behind: str):
+    mine = ProviderError("no", retryable=True, stated=own)
+    mine.__cause__ = refused(behind)
+    assert known(mine).stated is own
+
+
+def test_what_states_no_wait_behind_an_adapters_error_makes_it_no_limit():
+    mine = ProviderError("no", retryable=False)
+    mine.__cause__ = foreign("RateLimitError", status_code=429, body={"error": {
+        "type": "insufficient_quota"}})  # fmt: skip
+    assert known(mine).stated is None
+
+
+def test_a_fallback_that_fails_does_not_take_over_what_the_first_call_was_told():
+    first = ProviderError("no", retryable=True, stated=until(7_200))
+    second = ProviderError("nor this one", retryable=True)
+    second.__context__ = first
+    assert known(second).stated is None
+
+
+def test_a_refusal_that_was_read_whole_is_not_read_again():
+    error = refusal(provider="anthropic", status=429, headers={"retry-after": "5"}, body="",
+                    message="", received_at=NOW_S)  # fmt: skip
+    error.__cause__ = refused()
+    assert ends_of(error) == (WaitEnds.UNTIL, NOW + 5_000)
+    body_only = refusal(provider="anthropic", status=429, headers=None, body="", message="",
+                        received_at=NOW_S)  # fmt: skip
+    body_only.__cause__ = refused()
+    assert ends_of(body_only) == HELD
+
+
+def test_errors_that_stand_behind_one_another_in_a_ring_are_each_looked_at_once():
+    one = ProviderError("one", retryable=True)
+    two = ProviderError("two", retryable=True, stated=until(7_200))
+    one.__cause__, two.__cause__ = two, one
+    assert ends_of(one) == HELD
+
+
+def test_a_copied_statement_does_not_shorten_what_the_response_states():
+    copy = SimpleNamespace(kind="rate_limited", ends="until", deadline_ms=NOW + 1_000, scope=None)
+    error = foreign("ProviderError", status_code=429, headers=HEADERS, stated=copy)
+    assert ends_of(error) == HELD
+
+
+def test_of_several_errors_the_longest_wait_binds_and_the_accounts_stands_beside_it():
+    week = until(500_000, scope=WaitScope.MODEL)
+    hours = until(7_200, scope=WaitScope.ACCOUNT)
+    mine = ProviderError("no", retryable=True, stated=hours)
+    mine.__cause__ = ProviderError("no", retryable=True, stated=week)
+    group = ExceptionGroup(
+        "several", [ProviderError("no", retryable=True, stated=one) for one in (hours, week)]
+    )
+    for error in (mine, group):
+        stated = known(error).stated
+        assert stated is not None
+        assert (stated.deadline_ms, stated.scope) == (NOW + 500_000_000, WaitScope.MODEL)
+        assert stated.account_deadline_ms == NOW + TWO_HOURS_MS
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_of_two_waits_without_an_end_the_accounts_is_the_one_that_is_told(flip: bool):
+    ends, kind = WaitEnds.UNTIL_RELEASED, WaitKind.QUOTA_EXHAUSTED
+    two = [StatedWait(kind=kind, ends=ends, scope=scope) for scope in WaitScope]
+    stated = longer(*(reversed(two) if flip else two))
+    assert stated is not None
+    assert (stated.ends, stated.scope) == (ends, WaitScope.ACCOUNT)
 
 
 @pytest.mark.parametrize("stated", ["60", 60, ..., True], ids=repr)

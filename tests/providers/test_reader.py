@@ -588,3 +588,40 @@ def test_a_provider_that_nobody_named_is_not_read_as_a_shorter_wait(row: dict[st
 
     named, guessed = read_as(row["provider"]), read_as(None)
     assert guessed.deadline_ms is None or guessed.deadline_ms >= (named.deadline_ms or 0)
+
+
+@pytest.mark.behaviour("R-35")
+@pytest.mark.parametrize(
+    ("hours", "week", "binding", "beside"),
+    [
+        (7_200, 500_000, ("model", 500_000), 7_200),
+        (7_200, 7_200, ("model", 7_200), 7_200),
+        (500_000, 7_200, ("account", 500_000), None),
+        (-60, 7_200, ("model", 7_200), None),
+    ],
+    ids=["the model's is longer", "equally long", "the account's is longer", "one is over"],
+)
+def test_a_window_of_a_model_and_one_of_the_account_are_both_told(
+    hours: int, week: int, binding: tuple[str, int], beside: int | None
+):
+    now_s = 1_791_374_400
+    windows = {"five_hour": hours, "seven_day_opus": week}
+    stated = read_stated_wait(
+        status=None,
+        headers=None,
+        body=json.dumps(
+            {
+                "rate_limits": {
+                    name: {"used_percentage": 100, "resets_at": now_s + left}
+                    for name, left in windows.items()
+                }
+            }
+        ),
+        received_at=now_s,
+        provider="claude-code",
+        transport="statusline",
+    )
+    assert stated is not None
+    assert stated.deadline_ms is not None
+    assert (stated.scope, stated.deadline_ms // 1_000 - now_s) == binding
+    assert stated.account_deadline_ms == (None if beside is None else (now_s + beside) * 1_000)
