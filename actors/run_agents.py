@@ -28,7 +28,17 @@ from .domain.ingress import Content
 from .domain.limits import RECHECK_MS
 from .domain.persistence import until_stored
 from .domain.preflight import refusal
-from .domain.run_turns import OVER, Answer, Asked, Holds, Place, Unreachable, end_of, place_of
+from .domain.run_turns import (
+    OVER,
+    Answer,
+    Asked,
+    Elsewhere,
+    Holds,
+    Place,
+    Unreachable,
+    end_of,
+    place_of,
+)
 from .domain.spec import AgentSpec
 from .domain.usage_book import AccountUsage
 from .handle import AgentHandle
@@ -70,6 +80,18 @@ class RunAgents:
     async def run_ephemeral(self, spec: AgentSpec, content: Content, author: str) -> str:
         return await self._runtime.run_ephemeral(spec, content, author=author)
 
+    def elsewhere(self, agent: str) -> str | None:
+        runtime = self._runtime
+        owner = runtime._store.get("owners", ("agent", agent))
+        nonce = None if owner is None else owner.record.nonce
+        if nonce is None or nonce == runtime._ownership.nonce:
+            return None
+        if not runtime._ownership.is_alive(nonce):
+            return None
+        process = runtime._store.get("processes", (nonce,))
+        where = "another process" if process is None else f"process {process.record.pid}"
+        return f"agent {agent!r} is in {where}"
+
     def account_of(self, provider: object) -> AccountUsage:
         runtime = self._runtime
         return AccountUsage(runtime._usage, credential_of(provider, runtime._store_id))
@@ -90,6 +112,9 @@ class RunAgents:
                 return answer
             member = runtime._members.get(name)
             if member is None or member.ending is not None:
+                elsewhere = self.elsewhere(name)
+                if elsewhere is not None:
+                    return Elsewhere(elsewhere)
                 if trio.current_time() >= gives_up:
                     return Unreachable(f"no agent {name!r} is in this runtime: add it")
                 await trio.sleep(LOOK_S)
@@ -103,7 +128,8 @@ class RunAgents:
                 # It ended, or was parked, meanwhile: what its rows say now is read again.
                 await trio.sleep(LOOK_S)
             except OwnershipLostError:
-                return Unreachable(f"agent {name!r} was taken over by another process")
+                why = f"agent {name!r} was taken over by another process"
+                return Unreachable(why) if self.elsewhere(name) is None else Elsewhere(why)
 
     def _read(self, asked: Asked) -> Any:
         """What the rows say: an answer, a `Place`, or None where nothing was sent."""

@@ -138,7 +138,7 @@ class RunVerbs:
 
     async def take_over_run(self, run: str, *, requester: str, door: Door = "api") -> RunReceipt:
         """Take a run from the process that owns it, though that lives: one that hangs, or is
-        stopped. What was executed there goes on here, what waits is this process's to wake.
+        stopped. What was executed there goes on here. One that waits is nobody's: resume it.
 
         When that process goes on it is refused whatever it would record of the run. What it was
         in the middle of is in doubt, and settled by its policy; it may still have its effect.
@@ -150,7 +150,8 @@ class RunVerbs:
             run: Its id, or a key alone, which is its newest run.
             requester, door: As for `release_provider_wait`.
         Returns:
-            The state it has now; `changed` is False where it is this process's already, or ended.
+            The state it has now; `changed` is False where it is this process's already, or waits,
+            or has ended.
         Raises:
             InvalidRunError, InvalidInputError: Names the field; nothing was done.
             UnknownRunError, UnknownWorkflowError: Nothing was done.

@@ -43,6 +43,7 @@ from .domain.run_errors import (
     RunStateError,
     UnknownWorkflowError,
 )
+from .domain.run_places import wait_without_place
 from .domain.run_rows import (
     ENDED,
     LIVE,
@@ -282,13 +283,11 @@ class Workflows:
         self._check_serving()
 
         def decide(record: Run) -> Run | None:
-            if record.state in ENDED or self._claims.owner_guard(run) is not None:
+            # What waits is nobody's to be taken from.
+            if record.state not in LIVE or self._claims.owner_guard(run) is not None:
                 return None
             _check_version(run, record, workflow)
-            if record.state in LIVE:
-                return self._claims.taken_up(record)
-            # What waits goes on waiting, and is this process's to wake.
-            return replace(record, changed_ms=self._clock.now_ms())
+            return self._claims.taken_up(record)
 
         self._kept.coming.add(run)
         try:
@@ -298,7 +297,6 @@ class Workflows:
                 self._kept.coming.discard(run)
         if claim.state not in LIVE:
             self._kept.coming.discard(run)
-            self.look()
         return self._receipt(run, claim, begin=True)
 
     async def cancel(self, text: str, by: str, reason: str) -> RunReceipt:
@@ -320,7 +318,7 @@ class Workflows:
         return replaced(receipt, threads=threads)
 
     def _receipt(self, run: RunId, claim: Claim, *, begin: bool) -> RunReceipt:
-        if not claim.won and claim.pid is not None and claim.state not in ENDED:
+        if claim.elsewhere and claim.state not in ENDED:
             raise RunOwnedElsewhereError(
                 f"run {str(run)!r} is owned by process {claim.pid} on {claim.host}, which lives; "
                 "nothing was done; do it there",
@@ -372,6 +370,8 @@ class Workflows:
         return read_history(self._store, read_run_id(self._store, text))
 
     async def wait(self, run: RunId) -> RunStatus:
+        # A run that waits for another gets nothing done: what it waits for may need its place.
+        wait_without_place()
         await trio.lowlevel.checkpoint()
         while True:
             if self._closed:

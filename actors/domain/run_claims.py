@@ -4,6 +4,9 @@ Invariants:
     I1  A claim is one commit that guards the run's row and takes its owner row, so of several who
         are at it, in whichever processes, one wins; the others find it taken.
     I2  Nothing is claimed as live on a host that is quiesced.
+    I3  A run is owned while it is live. One that waits, needs an operator or has ended is nobody's,
+        whichever process executed it last and however that fares: whoever may claim it takes its
+        owner row, with the next fence, and what is left of it there is refused from then on.
 
 Runs in: the loop thread.
 """
@@ -24,7 +27,7 @@ from abeyance.storage.tables.runs import Run
 
 from .errors import not_stored
 from .mode import HostMode
-from .run_rows import LIVE, RunId, bounded, change
+from .run_rows import LIVE, NOBODY, RunId, bounded, change
 
 
 class Claim(NamedTuple):
@@ -33,8 +36,10 @@ class Claim(NamedTuple):
     state: str
     """The state its row has now."""
     won: bool
+    elsewhere: bool = False
+    """Whether it was left to a live process that owns it."""
     pid: int | None = None
-    """Of the live process that owns it, where one does."""
+    """Of that process, where it is known."""
     host: str | None = None
 
 
@@ -100,9 +105,11 @@ class Claims:
             if new is None:
                 return Claim(record.state, won=False)
             try:
-                guards, owner_puts = self.owned(run, force=force)
+                guards, owner_puts = self.owned(run, force=force or record.state not in LIVE)
             except OwnedElsewhereError as error:
-                return Claim(record.state, won=False, pid=error.pid, host=error.host)
+                return Claim(
+                    record.state, won=False, elsewhere=True, pid=error.pid, host=error.host
+                )
             more_guards, more_puts = puts(row)
             if new.state in LIVE:
                 # A quiesce that is committed first refuses it.
@@ -133,6 +140,11 @@ class Claims:
         return replace(
             record, state="resuming", lives=record.lives + 1, changed_ms=self._clock.now_ms()
         )
+
+    def is_handed_over(self, run: RunId) -> bool:
+        """Whether the run's last owner gave it up for another process to take."""
+        row = self._store.get("owners", run.owned)
+        return row is not None and row.record.nonce == NOBODY
 
     def recovery(self, record: Run, why: str) -> Run:
         return replace(

@@ -36,7 +36,7 @@ from .run_life import Life
 from .run_rows import bounded, item_guard, item_of, item_put, pack_plain, unpacked
 from .run_steps import DidNotHappen, Happened, InDoubt, StepContext
 from .run_steps import context as step_of
-from .run_turns import Answered, Asked, Holds, Unreachable
+from .run_turns import Answered, Asked, Elsewhere, Holds, Unreachable
 from .run_walls import held_by, suspend, wall_of
 
 declare("run.after_started", "a run's item is recorded as started and has not run")
@@ -97,6 +97,7 @@ class Items:
         try:
             # Nothing of the turn is this life's to bring to its end: it may be put down at once.
             life.quiet.set()
+            life.place.give_back()
             answer = await life.agents.answer(asked)
         except UnreadableRecordError as error:
             await self._recover(f"the turn of {item.path!r} cannot be read: {error}")
@@ -111,6 +112,8 @@ class Items:
             case Holds(turn, deferral):
                 wait = held_by(deferral, turn, life, item.path, item.ordinal, item.total)
                 await self._block(item, row, wait)
+            case Elsewhere(why):
+                await life.hand_over(asked.agent, f"{item} cannot go on here: {why}")
             case Unreachable(why):
                 await self._recover(f"{item} cannot go on: {why}")
         return await self._failed(item, row, answer)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, NoReturn
 
 import trio
+from msgspec.structs import replace
 
 from abeyance.actors.core.clock import Clock
 from abeyance.storage.store import Committed, Guard, Put, Refused, Request, Row, Store
@@ -21,7 +22,8 @@ from abeyance.storage.tables.runs import Run
 from .mode import HostMode
 from .persistence import until_stored
 from .run_errors import run_ended
-from .run_rows import RunId, change
+from .run_places import Place
+from .run_rows import RunId, bounded, change, given_up
 from .run_turns import Agents
 from .step_threads import StepThreads
 
@@ -47,7 +49,7 @@ class Life:
     """One life of a run: what its items are guarded by, and whether it goes on."""
 
     def __init__(
-        self, run: RunId, row: Row, owner: Guard, buffer_ms: int, seams: LifeSeams
+        self, run: RunId, row: Row, owner: Guard, buffer_ms: int, seams: LifeSeams, place: Place
     ) -> None:
         self.run = run
         self.row = row
@@ -67,6 +69,9 @@ class Life:
         self.outcome: Outcome | None = None
         """Set once this life is over; whatever of it still runs starts nothing more."""
         self.failure: str | None = None
+        self.place = place
+        self.left_to: str | None = None
+        """The agent whose process is to execute the run, where this one gave it up for that."""
         self.sessions: list[str | None] = []
         """The handles of the providers' sessions that the workflow is inside of, outer first."""
 
@@ -109,6 +114,20 @@ class Life:
         """This life is over and its run has failed, which is still to be recorded."""
         self.failure = reason
         self.end("failed")
+
+    async def hand_over(self, agent: str, why: str) -> NoReturn:
+        """Give the run up for the process that has an agent, whichever claims it then.
+
+        A checkpoint. Durable before the life ends: nobody owns the run, and it is `resuming`.
+        """
+        record = replace(
+            self.record, state="resuming", reason=bounded(why), changed_ms=self.clock.now_ms()
+        )
+        owner = self.store.get("owners", self.run.owned)
+        puts = (Put("owners", self.run.owned, given_up(owner)),)
+        self.left_to = agent
+        self.end("resuming" if await self.move(record, "runtime", puts=puts) else "lost")
+        await self.park()
 
     async def lay_down(self) -> NoReturn:
         """End this life with its row as it is: it says that the run is live, and the next look of

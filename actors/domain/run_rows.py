@@ -18,8 +18,9 @@ from msgspec.structs import replace
 
 from abeyance.storage import codec
 from abeyance.storage.errors import StorageError
-from abeyance.storage.store import Append, Delete, Guard, Put, Request, Row, Store
+from abeyance.storage.store import Append, Delete, Guard, Put, Request, Row, Store, Value
 from abeyance.storage.tables.fields import INSTANT_MS_MAX
+from abeyance.storage.tables.ownership import Owner
 from abeyance.storage.tables.runs import (
     PATH_CHARS_MAX,
     RUN_KEY_BYTES_MAX,
@@ -43,6 +44,8 @@ WAITING: Final[frozenset[RunState]] = frozenset(
     ("waiting_for_capacity", "waiting_for_capacity_unknown")
 )
 LIVE: Final[frozenset[RunState]] = frozenset(("running", "resuming"))
+NOBODY: Final = "nobody"
+"""In place of a nonce: the owner of a run that a process gave up for another one to execute."""
 ENDED: Final[frozenset[RunState]] = frozenset(("completed", "failed", "cancelled"))
 
 
@@ -291,6 +294,12 @@ def _place(record: Run) -> tuple[Bucket, int]:
             return "recovery", 0
         case "completed" | "failed" | "cancelled":
             return record.state, record.changed_ms
+
+
+def given_up(owner: Row | None) -> Value:
+    """The owner row of a live run that nobody executes: whoever has its workflow may take it."""
+    fence = 0 if owner is None else owner.record.fence
+    return codec.encode(Owner(nonce=NOBODY, fence=fence + 1))
 
 
 def suspended(record: Run, suspension: Suspension, now_ms: int) -> Run:

@@ -54,7 +54,13 @@ class Unreachable(NamedTuple):
     why: str
 
 
-Answer: TypeAlias = "Answered | Holds | Unreachable | TurnFailedError"
+class Elsewhere(NamedTuple):
+    """The turn's agent is another live process's, which can bring it to its end."""
+
+    why: str
+
+
+Answer: TypeAlias = "Answered | Holds | Unreachable | Elsewhere | TurnFailedError"
 
 
 class Agents(Protocol):
@@ -74,6 +80,9 @@ class Agents(Protocol):
 
     async def run_ephemeral(self, spec: AgentSpec, content: Content, author: str) -> str:
         """As `Runtime.run_ephemeral`."""
+
+    def elsewhere(self, agent: str) -> str | None:
+        """Which other live process an agent is in, in words; None where it is in none."""
 
     def account_of(self, provider: object) -> AccountUsage:
         """The account that a provider calls with, and what is known of its usage."""

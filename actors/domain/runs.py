@@ -16,7 +16,9 @@ Runs in: the loop thread; each life is a task of the incarnation.
 
 from __future__ import annotations
 
+from collections import deque
 from contextlib import suppress
+from functools import partial
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 import trio
@@ -29,7 +31,7 @@ from abeyance.storage.crashpoints import crashpoint, declare
 from abeyance.storage.errors import StorageError, UnreadableRecordError
 from abeyance.storage.ownership import Ownership
 from abeyance.storage.store import Row, Store
-from abeyance.storage.tables.runs import Run
+from abeyance.storage.tables.runs import Bucket, Run
 
 from . import events
 from .alert_book import AlertDesk
@@ -42,6 +44,7 @@ from .run_claims import Claims
 from .run_context import RunContext
 from .run_errors import InvalidRunError, RunEndedError, StepFailedError
 from .run_life import Life, LifeSeams
+from .run_places import Place, Places, place_here
 from .run_rows import (
     ENDED,
     LIVE,
@@ -63,12 +66,12 @@ declare("run.after_running", "a claimed run is recorded as running and its workf
 declare("run.before_end", "a run's workflow has returned and its end is not recorded")
 
 NAME: Final = "runs"
-LIVES_MAX: Final = 100
-"""Runs that are executed at once; what is due beyond that waits for one of them to end."""
 LOOK_EVERY_S: Final = 30.0
 """How often runs of dead processes are looked for."""
 STOP_S: Final = 10.0
 """How long a stop waits for functions that run, so that what they came to is recorded."""
+HANDED_S: Final = 120.0
+"""How long a run that was given up for another process waits for it to take it."""
 INEXACT: Final = (
     "it stands inside a provider's session that has no handle, so nothing shows where exactly"
 )
@@ -115,6 +118,14 @@ class News:
         event.set()
 
 
+class Handed(NamedTuple):
+    """A run that was given up here."""
+
+    agent: str
+    ends_s: float
+    """When nobody is expected to take it any more, by the loop's clock."""
+
+
 class RunsKept:
     """Survives a crash: what the host registered. Lives do not: they are found in their rows."""
 
@@ -125,6 +136,8 @@ class RunsKept:
         """Runs that somebody of this process is about to commit as live, and to `Begin`."""
         self.given_up: set[RunId] = set()
         """Runs whose life could not be recorded here; only an operator begins them again."""
+        self.handed: dict[RunId, Handed] = {}
+        """Runs that were given up here for the process that has their agent."""
         self.stopping = False
 
 
@@ -162,6 +175,8 @@ class Runs(TrioActor):
         self._desk = desk
         self._seams = LifeSeams(store, journal, clock, mode, threads, agents)
         self._look_wanted = trio.Event()
+        self._places = Places(lambda: self._look_wanted.set())
+        self._buckets: deque[Bucket] = deque(("waiting", "live", "joined"))
         self._waiters: dict[RunId, list[Reply]] = {}
 
     @classmethod
@@ -239,7 +254,9 @@ class Runs(TrioActor):
     async def _look(self) -> None:
         """Claim what is due, and what was live in processes that have died."""
         now_ms = self._clock.now_ms()
-        for bucket in ("waiting", "live", "joined"):
+        # Each is the first in its turn, so that none waits for the others to be empty.
+        self._buckets.rotate(-1)
+        for bucket in self._buckets:
             # However many wait for later, they are not read for that.
             if bucket == "waiting" and not due(self._store, now_ms, 1):
                 continue
@@ -249,7 +266,7 @@ class Runs(TrioActor):
                     self._store.scan("run_index", (bucket,), after=after, limit=LOOK_ROWS_MAX)
                 )
                 for key, row in page:
-                    if len(self.kept.lives) >= LIVES_MAX or self.kept.stopping:
+                    if self.kept.stopping or not self._places.is_free():
                         return
                     run = RunId(str(key[2]), int(key[3]))
                     if bucket == "waiting" and int(key[1]) > now_ms:
@@ -259,6 +276,7 @@ class Runs(TrioActor):
                     # A bad row of the index hides nobody: the run's own row says whose it is.
                     known = not isinstance(row, Row) or row.record.workflow in kept.workflows
                     left = run in kept.lives or run in kept.coming or run in kept.given_up
+                    left = left or self._is_left_to_another(run)
                     if known and not left:
                         await self._claim(run)
                 if len(page) < LOOK_ROWS_MAX:
@@ -268,7 +286,9 @@ class Runs(TrioActor):
 
     async def _claim(self, run: RunId) -> None:
         try:
-            claim = await self._claims.move(run, self._automatic, "runtime")
+            handed = self.kept.handed.pop(run, None)
+            decide = self._automatic if handed is None else partial(self._handed_back, run, handed)
+            claim = await self._claims.move(run, decide, "runtime")
         except UnreadableRecordError as error:
             # Exactly this run is held; check and the log name it.
             self.kept.given_up.add(run)
@@ -284,7 +304,33 @@ class Runs(TrioActor):
             self._tell_of(run, claim.state)
             self._alert(run)
         if claim.won and claim.state == "resuming":
-            self._begin(run)
+            self._begin(run, self._places.take())
+
+    def _is_left_to_another(self, run: RunId) -> bool:
+        """Whether the process that has a run's agent is still expected to take it."""
+        handed = self.kept.handed.get(run)
+        if handed is None:
+            return False
+        if not self._claims.is_handed_over(run):
+            # Somebody took it.
+            del self.kept.handed[run]
+            return False
+        return (
+            trio.current_time() < handed.ends_s and self._agents.elsewhere(handed.agent) is not None
+        )
+
+    def _handed_back(self, run: RunId, handed: Handed, record: Run) -> Run | None:
+        """What becomes of a run that was given up, and that nobody took."""
+        where = self._agents.elsewhere(handed.agent)
+        if where is None or not self._claims.is_handed_over(run):
+            return self._automatic(record)
+        if record.state not in LIVE:
+            return None
+        return self._claims.recovery(
+            record,
+            f"{where}, and no process that has both it and workflow {record.workflow!r} took the "
+            f"run up within {HANDED_S:.0f} s: have one process add both",
+        )
 
     def _automatic(self, record: Run) -> Run | None:
         """What becomes of a run that is due, or whose process died."""
@@ -312,21 +358,25 @@ class Runs(TrioActor):
 
     # -- living ------------------------------------------------------------------------------
 
-    def _begin(self, run: RunId) -> None:
+    def _begin(self, run: RunId, place: Place | None = None) -> None:
         kept = self.kept
+        place = place or Place()
         if run in kept.lives or kept.stopping or self._mode.is_quiesced:
+            place.give_back()
             return  # Its row says that it is live; whoever looks next takes it up.
         row = self._store.get("runs", run.row)
         workflow = None if row is None else kept.workflows.get(row.record.workflow)
         owner = self._claims.owner_guard(run)
         if row is None or workflow is None or owner is None or row.record.state not in LIVE:
+            place.give_back()
             return
-        life = Life(run, row, owner, workflow.buffer_ms, self._seams)
+        life = Life(run, row, owner, workflow.buffer_ms, self._seams, place)
         kept.lives[run] = life
         self.spawn(self._live, life, workflow, name=f"run {run}")
 
     async def _live(self, life: Life, workflow: Workflow) -> None:
         run = life.run
+        place_here.set(life.place)
         try:
             with life.scope:
                 await self._execute(life, workflow)
@@ -341,6 +391,9 @@ class Runs(TrioActor):
                 run=str(run),
             )
         finally:
+            life.place.give_back()
+            if life.left_to is not None:
+                self.kept.handed[run] = Handed(life.left_to, trio.current_time() + HANDED_S)
             if self.kept.lives.get(run) is life:
                 del self.kept.lives[run]
             for reply in self._waiters.pop(run, ()):

@@ -5,8 +5,8 @@ that has the workflow goes on from it. So a run that is resumed is `resuming` fr
 executed when such a host is there.
 
 Invariants:
-    I1  Nothing is changed of a run that a live process owns. The commit guards the owner row it was
-        judged by, so a host that claims the run meanwhile makes it judge again.
+    I1  Nothing is changed of a run that a live process executes. The commit guards the owner row it
+        was judged by, so a host that claims the run meanwhile makes it judge again.
     I2  Pressed twice, an act changes something once.
 
 Blocking; the thread that made it.
@@ -33,7 +33,7 @@ from abeyance.actors.domain.run_acts import (
     settle_doubt,
 )
 from abeyance.actors.domain.run_errors import RunOwnedElsewhereError
-from abeyance.actors.domain.run_rows import LIVE, RunId, change, read_run_id
+from abeyance.actors.domain.run_rows import LIVE, RunId, change, given_up, read_run_id
 from abeyance.actors.run_reading import (
     check_run_listing,
     list_runs,
@@ -172,12 +172,14 @@ class StoppedRuns:
             new = decide(row.record)
             if new is None:
                 return RunActReport(id=str(run), state=row.record.state, changed=False)
-            guards: tuple[Guard, ...] = (self._run_guard(run),)
+            guards: tuple[Guard, ...] = (self._run_guard(run, row.record),)
             puts: tuple[Put, ...] = ()
             if new.state in LIVE:
+                # A process that executed it before may live: it is the next host's, not that one's.
+                nobody = Put("owners", run.owned, given_up(self._store.get("owners", run.owned)))
                 guards = (*guards, self._serving())
                 doubt = settle_doubt(self._store, run, in_doubt, packed, self._clock.now_ms())
-                guards, puts = (*guards, *doubt[0]), doubt[1]
+                guards, puts = (*guards, *doubt[0]), (nobody, *doubt[1])
             (outcome,) = self._store.commit(change(run, row, new, by, guards=guards, puts=puts))
             if isinstance(outcome, Committed):
                 return RunActReport(id=str(run), state=new.state, changed=True)
@@ -198,11 +200,13 @@ class StoppedRuns:
             )
         return stored.guard
 
-    def _run_guard(self, run: RunId) -> Guard:
-        """See that no live process owns the run; the guard under which that still holds."""
+    def _run_guard(self, run: RunId, record: Run) -> Guard:
+        """See that no live process executes the run; the guard under which that still holds."""
         row = self._store.get("owners", run.owned)
         guard = Guard("owners", run.owned, 0 if row is None else row.counter)
-        if row is None or not is_locked(self._owners / row.record.nonce):
+        if row is None or record.state not in LIVE:
+            return guard
+        if not is_locked(self._owners / row.record.nonce):
             return guard
         process = self._store.get("processes", (row.record.nonce,))
         pid, host = (None, None) if process is None else (process.record.pid, process.record.host)

@@ -33,7 +33,8 @@ class Process(Record, frozen=True, kw_only=True):
 
 
 class Owner(Record, frozen=True, kw_only=True):
-    """Who may write an agent, slot or run. Written by take-over only; never deleted."""
+    """Who may write an agent, slot or run. Written by take-over, and by whoever gives a run
+    up for another process (`nobody` is its nonce then); never deleted."""
 
     KIND = "owner"
     nonce: Name

@@ -534,8 +534,8 @@ async def test_act_on_a_stopped_store_is_judged_again_where_a_host_claims_the_ru
     hosts: list[subprocess.Popen[bytes]] = []
     judged = StoppedRuns._run_guard
 
-    def boot_a_host_behind(self: StoppedRuns, run: Any) -> Any:
-        guard = judged(self, run)
+    def boot_a_host_behind(self: StoppedRuns, run: Any, record: Any) -> Any:
+        guard = judged(self, run, record)
         if not hosts:
             hosts.append(boot(state, "k"))
         return guard
