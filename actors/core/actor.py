@@ -242,9 +242,10 @@ class TrioActor(pykka.Actor):
     def take_next(self, kind: type) -> Any:
         """Take the next message in the handler of one, if it is an ask of just this kind.
 
-        Not a checkpoint. From then on it is the message being handled: what raises is its crash,
-        and `later()` is its reply, which is owed already. Only where the reply of the message
-        before is owed, too. For many small messages behind one another, whose handling costs less
+        Not a checkpoint. From then on it is the message being handled: what the handler raises or
+        returns is its outcome, and `later()` is its reply. Only where the reply of the message
+        before is owed, or was given by its handle, and that one is an ask whose deadline does not
+        end its handler. For many small messages behind one another, whose handling costs less
         than taking them one by one; the handler sees to it that it takes few at a time. A mailbox
         that drops the oldest or coalesces gives none: its senders' threads take from it, too.
 

@@ -52,12 +52,14 @@ def owe(cell: Cell) -> tuple[Target, bool]:
 
 
 def take_next(cell: Cell, kind: type) -> Any:
-    """Take the next envelope of the user lane in hand, as one whose reply is owed; its message.
+    """Take the next envelope of the user lane in hand; its message.
 
     None where the loop that serves the mailbox is to look at it: no ask of just this kind of
     message, one that has expired, is part of a chain of asks, or is counted past the end of the
     process; or where something comes before the user lane, or a test's faults between the two; or
-    where another thread may take from that lane, too: it might take what is looked at here.
+    where another thread may take from that lane, too: it might take what is looked at here. And
+    where it would share its handler's end with what is not like it: with a tell, whose error is a
+    crash, or with an ask whose deadline ends the handler.
 
     Raises:
         RuntimeError: No message is handled whose reply is owed, or was given by its handle.
@@ -67,6 +69,9 @@ def take_next(cell: Cell, kind: type) -> Any:
         raise RuntimeError("take_next() belongs in a handler that took its reply handle by later()")
     box = cell.box
     user = box.user
+    current = inflight[1]
+    if current is None or current.__class__ is Unasked or current._cancels:
+        return None
     if not user or box.urgent or box.returned or box.watched or cell.system.faults is not None:
         return None
     if box.closed or box.terms.overflow not in APPENDING:
@@ -78,14 +83,12 @@ def take_next(cell: Cell, kind: type) -> Any:
         or target is None
         or target._outcome is not PENDING
         or target._chain
+        or target._cancels
         or getattr(message, "act_id", None) is not None
     ):
         return None
     user.popleft()
     cell.inflight = envelope
-    if cell.owed is NOTHING_OWED:
-        cell.owed = {}
-    cell.owed[target] = envelope
     return message
 
 

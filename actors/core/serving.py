@@ -200,12 +200,12 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
                             raise
                         handled -= 1  # `_answer` counts it.
                         log_returned(logger, cell.ref, exc)
-                        _answer(cell, target, None, exc)
+                        _answer(cell, None, exc)
                     else:
                         if result is not LATER:
                             if cell.inflight is not envelope:
                                 handled -= 1
-                                _answer(cell, target, result, None)
+                                _answer(cell, result, None)
                             else:
                                 # As `target._settle`, without the call.
                                 try:
@@ -218,8 +218,8 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
                                         target._settled()
                         else:
                             handled -= 1
-                            if target not in cell.owed and cell.inflight is envelope:
-                                _answer(cell, target, None, _not_later(cell))
+                            if _unowed(cell):
+                                _answer(cell, None, _not_later(cell))
                     if names:
                         STANCE.set(cell.base)
                 look += 1
@@ -265,8 +265,18 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
             await wait_task_rescheduled(box)
 
 
-def _answer(cell: Cell, target: Target, value: Any, error: BaseException | None) -> None:
-    """Settle the in-flight envelope's target and count it."""
+def _unowed(cell: Cell) -> bool:
+    """Whether the in-flight ask is neither owed, nor settled by its handle, nor put aside."""
+    inflight = cell.inflight
+    return inflight is not None and inflight[2] >= 0 and inflight[1] not in cell.owed
+
+
+def _answer(cell: Cell, value: Any, error: BaseException | None) -> None:
+    """Settle the in-flight envelope's target and count it.
+
+    Its, and not the one of the message that the handler was called with: it may have taken another
+    since, and what it raises or returns is then the outcome of that.
+    """
     inflight = cell.inflight
     if inflight is None or inflight[2] == SETTLED:
         return  # Its reply handle settled it while the handler ran.
@@ -276,6 +286,8 @@ def _answer(cell: Cell, target: Target, value: Any, error: BaseException | None)
         take_back(cell)
         if cell.inflight is None or cell.inflight[2] == SETTLED:
             return
+    target = inflight[1]
+    assert target is not None
     cell.owed.pop(target, None)
     cell.handled += 1
     if not (target._answer(value) if error is None else target._fail(error)):

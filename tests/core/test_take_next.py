@@ -11,10 +11,12 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from abeyance.actors.core import (
     LATER,
     ActorCrashError,
+    ActorDeadError,
     ActorSystem,
     AskTimeoutError,
     Backoff,
     ChildSpec,
+    OutcomeUnknownError,
     SupervisorSpec,
     TrioActor,
     TrioActorRef,
@@ -219,3 +221,103 @@ async def test_more_is_taken_behind_a_reply_that_was_given_by_its_handle(
         futures = [ref.ask(Ask((each,)), block=False) for each in range(3)]
         assert [await future for future in futures] == [0, 1, 2]
         assert ref.statistics().handled == 3
+
+
+class Forgets(TrioActor):
+    """Takes a second message and ends its handler before it has taken that one's handle."""
+
+    max_deliveries = 1
+
+    def __init__(self, ends: str, kept: list[Any]) -> None:
+        self.ends = ends
+        self.kept_replies = kept
+
+    async def on_receive(self, message: Any) -> Any:
+        self.kept_replies.append(self.later())
+        assert self.take_next(Ask) == ("taken",)
+        if self.ends == "fails":
+            raise ValueError("taken")
+        if self.ends == "crashes":
+            raise ActorCrashError("taken")
+        if self.ends == "waits":
+            await trio.sleep_forever()
+        return LATER if self.ends == "forgets" else "value"
+
+
+def outcome_of(future: Any) -> Any:
+    assert future.settled
+    return type(future.error) if future.error is not None else future.get()
+
+
+@pytest.mark.parametrize(
+    ("ends", "outcome", "counts"),
+    [
+        ("fails", ValueError, "handled"),
+        ("forgets", RuntimeError, "handled"),
+        ("returns", "value", "handled"),
+    ],
+)
+async def test_outcome_of_a_handler_is_that_of_the_message_it_took_last(
+    ends: str, outcome: Any, counts: str, autojump_clock: MockClock
+) -> None:
+    replies: list[Any] = []
+    async with ActorSystem() as system:
+        ref = system.start(Forgets, ends, replies)
+        first, taken = ref.ask(Ask(("first",)), block=False), ref.ask(Ask(("taken",)), block=False)
+        await wait_all_tasks_blocked()
+        assert outcome_of(taken) == outcome
+        # What came first has its handle, and nobody has used that.
+        assert not first.settled
+        assert (ref.statistics().owed, ref.statistics().handled) == (1, 1)
+        assert replies[0].set("paid")
+        assert await first == "paid"
+        assert ref.statistics().handled == ref._cell.accounted() == 2
+
+
+@pytest.mark.parametrize("ends", ["crashes", "killed", "stopped_now", "run_is_cancelled"])
+async def test_message_that_was_taken_ends_once_when_its_handler_is_ended_before_it_is_owed(
+    ends: str, autojump_clock: MockClock
+) -> None:
+    replies: list[Any] = []
+    with trio.CancelScope() as scope:
+        async with ActorSystem() as system:
+            ref = system.start(Forgets, "crashes" if ends == "crashes" else "waits", replies)
+            first = ref.ask(Ask(("first",)), block=False)
+            taken = ref.ask(Ask(("taken",)), block=False)
+            await wait_all_tasks_blocked()
+            if ends == "killed":
+                ref.kill()
+            elif ends == "stopped_now":
+                ref.stop(now=True)
+                await system.shutdown(deadline_s=1)
+            elif ends == "run_is_cancelled":
+                scope.cancel()
+            await wait_all_tasks_blocked()
+    assert first.settled
+    assert taken.settled
+    expected = ActorCrashError if ends == "crashes" else OutcomeUnknownError
+    assert outcome_of(taken) is expected
+    assert outcome_of(first) in (OutcomeUnknownError, ActorDeadError)
+    assert ref._cell.accounted() == 2
+    assert ref._cell.dead + ref._cell.quarantined == 2
+
+
+async def test_nothing_is_taken_behind_what_ends_its_handler_in_another_way(
+    autojump_clock: MockClock,
+) -> None:
+    """Behind a tell, whose error is a crash, and an ask whose deadline cancels its handler."""
+    took = []
+
+    class Takes(TrioActor):
+        def on_receive(self, message: Any) -> Any:
+            self.later().set(None)
+            took.append((message[0], self.take_next(Ask)))
+            return LATER
+
+    async with ActorSystem() as system:
+        ref = system.start(Takes)
+        ref.tell(Ask(("tell",)))
+        ref.ask(Ask(("cancels",)), cancel_on_timeout=True)
+        ref.ask(Ask(("ask",)), block=False)
+        await ref.ask(Ask(("cancels too",)), cancel_on_timeout=True)
+    assert took == [("tell", None), ("cancels", None), ("ask", None), ("cancels too", None)]
