@@ -467,6 +467,10 @@ class Slot(TrioActor):
         # What was planned before, and what nobody looked at, is looked up. Of any other nothing was
         # stored when it was asked for; what came since is refused by its guards, once.
         book, ids, looks = self._book, self._ids, act.answer is not None or not many.looked
+        if self._reborn and not looks:
+            # A predecessor may have stored it and not lived to say so: all of it, or none. Left to
+            # the guards, a disk that is full by now would have it told of as not stored.
+            looks = ids.stored(many.accepts[0], book) is not None
 
         def known(accept: Accept) -> Receipt | None:
             look = accept.known or self._reborn or act.answer is not None

@@ -40,7 +40,8 @@ class Ids:
             if accept.known:
                 acts[accept.message] = act
         for place, accept in enumerate(act.message.accepts):
-            if accept.known:
+            # Not of those that are on their way in another act: their places are in that one.
+            if acts.get(accept.message) is act:
                 self._places[accept.message] = place
 
     def settle(self, many: AcceptMany) -> None:

@@ -197,6 +197,23 @@ async def test_a_batch_is_accepted_once_when_its_slot_is_killed_under_it(
         check(store)
 
 
+async def test_a_batch_that_a_dead_slot_stored_is_answered_whatever_is_stored_since() -> None:
+    store = new_store()
+    async with open_room(store) as room:
+        await room.slot.ask(accept("go"))
+        store.hold = True
+        batch = room.slot.ask(msgspec.structs.replace(many("a", "b"), looked=True))
+        await wait_all_tasks_blocked()
+        room.slot.kill()
+        # What the next life of the slot writes is not stored any more.
+        store.fate = lambda number: disk_full()
+        store.hold = False
+        store.release()
+        (receipts,) = await outcomes_of([batch])
+        assert [(each.seq, each.state) for each in receipts] == [(2, "stored"), (3, "stored")]
+        assert shown(store) == ["user: go", "user: a", "user: b"]
+
+
 async def test_a_batch_that_replaces_messages_takes_the_words_that_edits_gave_them_out_once(
     world: World, virtual_time: MockClock
 ) -> None:
@@ -292,6 +309,26 @@ async def test_ids_that_are_on_their_way_are_one_message_in_whatever_company_the
         assert shown(store) == ["user: go", "user: a", "user: b"]
         # Known as it was planned: nothing had to be refused and planned again.
         assert len([request for request in store.requests[before:] if request.ops]) == 2
+        check(store)
+
+
+async def test_an_id_that_two_batches_name_is_the_first_ones_message_for_a_third_sender() -> None:
+    store = new_store()
+    async with open_room(store) as room:
+        await room.slot.ask(accept("go"))
+        store.hold = True
+        futures = [
+            room.slot.ask(known(("x", "a"), ("y", "b"))),
+            room.slot.ask(known(("y", "b"), ("z", "c"))),
+            room.slot.ask(accept("b", known="y")),
+        ]
+        await wait_all_tasks_blocked()
+        store.hold = False
+        store.release()
+        (x, y), again, alone = await outcomes_of(futures)
+        assert (x.seq, y.seq) == (2, 3)
+        assert again == (y, Receipt("z", 4, "stored"))
+        assert alone == y
         check(store)
 
 

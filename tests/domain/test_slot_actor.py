@@ -31,6 +31,7 @@ from abeyance.actors.domain.slot_messages import (
     ReadOpenTurn,
     Receipt,
     TurnStart,
+    TurnWithdrawn,
     Woken,
 )
 from abeyance.actors.domain.slot_turns import plan_round
@@ -72,6 +73,8 @@ class Listener(TrioActor):
         self._stirred = stirred
 
     def on_receive(self, message: Any) -> None:
+        if isinstance(message, TurnWithdrawn):
+            return
         assert isinstance(message, Woken)
         self._heard.append(message.entry)
         self._stirred()
