@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from .hosted_agents import HostedAgent
     from .hosted_runs import HostedRun
     from .opening import open_runtime
+    from .outboxes import Outbox, OutboxReply, OutboxStatus
     from .run_status import RunReceipt, RunStatus, RunStep, RunStepped
     from .runtime import Runtime
     from .scheduling import ScheduleOccurrence, ScheduleReceipt, ScheduleStatus
@@ -125,6 +126,9 @@ __all__ = [
     "ModelChoice",
     "ModelReceipt",
     "NeedsApproval",
+    "Outbox",
+    "OutboxReply",
+    "OutboxStatus",
     "Pacing",
     "PairReceipt",
     "ProviderHold",
@@ -275,6 +279,7 @@ _HOMES: Final = {
     ".hosted_agents": ("HostedAgent",),
     ".hosted_runs": ("HostedRun",),
     ".opening": ("open_runtime",),
+    ".outboxes": ("Outbox", "OutboxReply", "OutboxStatus"),
     ".run_status": (
         "RunReceipt",
         "RunStatus",

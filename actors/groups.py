@@ -74,6 +74,7 @@ class Groups:
         mode: HostMode,
         over: Callable[[str], object],
         usage: UsageBook,
+        stirred: Callable[[], object],
     ) -> None:
         self._system = system
         self._root = root
@@ -89,6 +90,7 @@ class Groups:
         self._mode = mode
         self._over = over
         self._usage = usage
+        self._stirred = stirred
         self._homes: dict[str, SlotHome] = {}
         """The slots that run here for agents that were added, by name."""
         self._entering: dict[str, trio.Lock] = {}
@@ -262,7 +264,7 @@ class Groups:
 
     async def start_slot(self, name: str) -> SlotHome:
         """Start the group of a slot alone."""
-        home = SlotHome(name, SlotView())
+        home = SlotHome(name, SlotView(self._stirred))
         slot_spec = ChildSpec(
             "slot",
             Slot,

@@ -34,6 +34,7 @@ from .domain.spec import AgentSpec
 from .domain.wait_book import ProviderWait
 from .hosted_agents import HostedAgent, HostedConversation, refuse_on_loop
 from .hosted_approvals import HostedApprovalVerbs
+from .hosted_outboxes import HostedOutboxVerbs
 from .hosted_runs import HostedRunVerbs
 from .hosted_schedules import HostedScheduleVerbs
 from .opening import StoreFaults, open_runtime
@@ -41,7 +42,7 @@ from .runtime import EVERY_MODEL, Runtime
 from .status import AgentHealth, RuntimeStatistics, RuntimeStatus
 
 
-class HostedRuntime(HostedRunVerbs, HostedScheduleVerbs, HostedApprovalVerbs):
+class HostedRuntime(HostedRunVerbs, HostedScheduleVerbs, HostedApprovalVerbs, HostedOutboxVerbs):
     """`with HostedRuntime("state/") as host:` opens a runtime in a thread named `abeyance-runtime`.
 
     While it is open it is also the system that `TrioActor.start()` uses from any thread.

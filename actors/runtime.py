@@ -89,6 +89,8 @@ from .handle import AgentHandle
 from .importing import import_file
 from .lifetime import Lifetime
 from .members import Member, Parking
+from .outbox_verbs import OutboxVerbs
+from .outboxes import Outboxes
 from .providers.credentials import credential_of
 from .providers.port import Provider
 from .providers.windows import UsageReading
@@ -108,7 +110,7 @@ EVERY_AGENT: Final = "*"
 _logger = Log(__name__)
 
 
-class Runtime(ScheduleVerbs, ApprovalVerbs):
+class Runtime(ScheduleVerbs, ApprovalVerbs, OutboxVerbs):
     """An open runtime. Made by `open_runtime`."""
 
     def __init__(
@@ -145,6 +147,7 @@ class Runtime(ScheduleVerbs, ApprovalVerbs):
         self._mode = HostMode(store)
         self._lifetime = Lifetime()
         self._providers = Providers()
+        self._outboxes = Outboxes(self)
         self._run_agents = RunAgents(self)
         self._lost: Exception | None = None
         self._root: Supervisor | None = None
@@ -260,10 +263,12 @@ class Runtime(ScheduleVerbs, ApprovalVerbs):
             self._mode,
             self._run_agents.turn_over,
             self._usage,
+            self._outboxes.stir,
         )
         self._quiescence = Quiescence(self, self._mode)
         bodies.start_soon(self._runs.close_interrupted)
         bodies.start_soon(self._quiescence.watch)
+        bodies.start_soon(self._outboxes.watch)
 
     async def _start_runs(self, news: News) -> None:
         """Start who executes runs, in a group of its own that parks: agents go on without it."""

@@ -39,6 +39,7 @@ FAMILIES = (
         "the caller",
         """
         SummaryRefusedError UnknownProviderError UnknownApprovalError ApprovalDecidedError
+        UnknownOutboxError OutboxBusyError OutboxLostError
         ActorDeadError ActorUnavailableError MailboxFullError MessageCoalescedError AskCycleError UndeclaredAskError WouldDeadlockError
         FutureSettledError NameTakenError
         UnknownEntryError ReplaysExceededError MessageNotKeptError

@@ -321,6 +321,40 @@ class ApprovalDecidedError(AbeyanceError):
     by: str | None
 
 
+class UnknownOutboxError(AbeyanceError):
+    """No outbox of that name was ever begun, or it was removed. Nothing was done.
+
+    Attributes: `name`.
+    """
+
+    code = "unknown_outbox"
+    name: str
+
+
+class OutboxBusyError(AbeyanceError):
+    """Somebody else reads that outbox: in this process, or in one that lives. Nothing was done.
+
+    Attributes: `name`; `pid` and `host` of the process.
+    """
+
+    code = "outbox_busy"
+    name: str
+    pid: int | None
+    host: str | None
+
+
+class OutboxLostError(AbeyanceError):
+    """This reader of an outbox is none any more: it was closed, or another process has the outbox.
+
+    Nothing was stored: what was acknowledged before stands, the rest is given again.
+
+    Attributes: `name`.
+    """
+
+    code = "outbox_lost"
+    name: str
+
+
 class UnknownProviderError(AbeyanceError):
     """No provider of that name was added to this runtime. Nothing was done.
 

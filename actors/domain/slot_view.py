@@ -5,6 +5,8 @@ Runs in: the loop thread; written by the slot actor and its runtime.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import trio
 
 from .slot_book import SlotBook
@@ -12,9 +14,14 @@ from .streaming import Stream
 
 
 class SlotView:
-    """One slot's; outlives its actor's crashes."""
+    """One slot's; outlives its actor's crashes.
 
-    def __init__(self) -> None:
+    Args:
+        stirred: Told of each stir, and of the end. Neither blocks nor raises.
+    """
+
+    def __init__(self, stirred: Callable[[], object] = lambda: None) -> None:
+        self._stirred = stirred
         self.book: SlotBook | None = None
         """The slot's mirror; None until it has read it."""
         self.stirs = 0
@@ -28,6 +35,7 @@ class SlotView:
     def stir(self) -> None:
         """What was handed over is in, or refused: rows may have changed."""
         self.stirs += 1
+        self._stirred()
         for stream in self.streams:
             stream.mark()
         if self._watchers:
@@ -36,6 +44,7 @@ class SlotView:
     def end(self) -> None:
         """Nothing moves any more. Idempotent."""
         self.ended = True
+        self._stirred()
         self._watchers.unpark_all()
         for stream in self.streams:
             stream.end()

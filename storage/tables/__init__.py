@@ -10,6 +10,7 @@ from .approvals import Approval
 from .contexts import Context
 from .edits import Edit, Revision
 from .kept import DeadLetter, Delivery, Quarantined, Reminder
+from .outboxes import Cursor, Outbox
 from .ownership import Changes, Mode, Owner, Process, Sequence, StoreMeta
 from .runs import Run, RunIndexed, RunItem, RunKey, RunTransition
 from .schedules import Occurrence, Schedule, ScheduleIndexed
@@ -64,6 +65,8 @@ TABLES: Final[dict[str, Table]] = {
         Table("schedules", (str,), (Schedule,)),
         Table("schedule_index", (int, str), (ScheduleIndexed,)),
         Table("occurrences", (str, int), (Occurrence,)),
+        Table("outboxes", (str,), (Outbox,)),
+        Table("cursors", (str, str, str), (Cursor,)),
         Table("reminders", (str, str), (Reminder,)),
         Table("deliveries", (str, str), (Delivery,)),
         Table("alerts", (int,), (Alert,), append=True),

@@ -49,6 +49,7 @@ ELSEWHERE = {
     "test_bad_rows_of_runs": ("runs", "run_items", "run_keys", "run_index", "run_transitions"),
     "test_bad_rows_of_schedules": ("schedules", "schedule_index", "occurrences"),
     "test_approvals": ("approvals",),
+    "test_outbox": ("outboxes", "cursors"),
     "test_context_faults": ("contexts",),
     "test_usage_book": ("usage",),
 }

@@ -49,6 +49,19 @@ def test_payment_waits_for_a_person_through_a_restart_and_is_made_once(tmp_path:
     ]
 
 
+def test_bridge_that_died_repeats_what_it_did_not_acknowledge_and_the_chat_has_each_once(
+    tmp_path: Path,
+) -> None:
+    assert play("outbox.py", str(tmp_path / "state")) == [
+        "[#general] one",
+        "[#general] two",
+        "chat: 2 to go",
+        "[#general] again: two",
+        "[#general] three",
+        "the chat shows one, two, three",
+    ]
+
+
 def test_log_records_become_json_lines_with_the_ids_they_are_about(tmp_path: Path) -> None:
     (line,) = map(json.loads, play("structured_logs.py", str(tmp_path / "state")))
     assert line["event"] == "the error policy of 'ana' raised; the default decides"

@@ -48,6 +48,7 @@ from abeyance.storage.tables.kept import (
     Quarantined,
     Reminder,
 )
+from abeyance.storage.tables.outboxes import Cursor, Outbox
 from abeyance.storage.tables.ownership import Mode, Owner
 from abeyance.storage.tables.runs import (
     Choice,
@@ -188,6 +189,8 @@ RECORDS = {
     ),
     "schedule_index": ScheduleIndexed(),
     "occurrences": Occurrence(due_ms=1, outcome="skipped", cause="run_open", run="k@1", at_ms=1),
+    "outboxes": Outbox(agent="ana", begun_ms=1),
+    "cursors": Cursor(seq=3, message="m", at_ms=2),
     "reminders": Reminder(due_ms=5, every_ms=7, body=b"\xc0", set_ms=1),
     "deliveries": Delivery(deliveries=2, process="nonce", at_ms=1),
     "dead_letters": DeadLetter(
