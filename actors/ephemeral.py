@@ -51,6 +51,7 @@ from .domain.spec import AgentSpec, check_spec
 from .domain.turn import TurnEnded, TurnSeams, TurnSettings, TurnTask
 from .domain.verdict import Streak
 from .domain.wait_book import Deferral
+from .providers.port import name_of
 
 if TYPE_CHECKING:
     from .runtime import Runtime
@@ -184,6 +185,7 @@ class EphemeralRun:
                 "run slept not at all and is over; run it again when the model is free",
                 agent=self.name,
                 model=deferral.model,
+                provider=name_of(self._settings.provider),
                 cause=deferral.cause,
                 deadline_ms=None,
                 stated_ms=None,
@@ -198,6 +200,7 @@ class EphemeralRun:
                 "further call; run it again at its `deadline_ms`",
                 agent=self.name,
                 model=deferral.model,
+                provider=name_of(self._settings.provider),
                 cause=deferral.cause,
                 deadline_ms=deadline_ms,
                 stated_ms=stated_ms,

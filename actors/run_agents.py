@@ -43,6 +43,7 @@ from .domain.spec import AgentSpec
 from .domain.usage_book import AccountUsage
 from .handle import AgentHandle
 from .providers.credentials import credential_of
+from .providers.port import name_of
 
 if TYPE_CHECKING:
     from .members import Member
@@ -168,7 +169,7 @@ class RunAgents:
                 # Once it was looked at, what holds the turn is what the gate said.
                 deferral = member.agent_view.held
                 if looked and member.agent_view.activity == "held" and deferral is not None:
-                    return Holds(found.number, deferral)
+                    return Holds(found.number, deferral, name_of(member.settings.provider))
             else:
                 with trio.move_on_after(RECHECK_MS / 1_000):
                     await view.wait_stirred(stirs)
@@ -190,6 +191,7 @@ class RunAgents:
                 cause=known.cause,
                 reason=known.reason,
                 deadline_ms=known.deadline_ms,
+                provider=name_of(settings.provider),
                 now_ms=now_ms,
             )
 

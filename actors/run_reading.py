@@ -14,7 +14,7 @@ from typing import Final
 
 from abeyance.storage.errors import UnreadableRecordError
 from abeyance.storage.store import Row, Store
-from abeyance.storage.tables.runs import Bucket, Run, RunTransition
+from abeyance.storage.tables.runs import Bucket, Run, RunItem, RunTransition
 
 from .domain.ingress import check_name
 from .domain.run_errors import InvalidRunError, UnknownRunError
@@ -79,11 +79,11 @@ def status_of(store: Store, run: RunId, record: Run) -> RunStatus:
     waits = record.suspension
     pid, host = _owner(store, run) if record.state in LIVE else (None, None)
     last = next(iter(store.scan("run_items", run.row, reverse=True, limit=1)), None)
-    step = last[1].record.path if last is not None and isinstance(last[1], Row) else None
+    item: RunItem | None = last[1].record if last is not None and isinstance(last[1], Row) else None
     done = 0
     if last is not None:
-        closed = isinstance(last[1], Row) and last[1].record.state in ("done", "failed")
-        done = int(last[0][2]) + closed
+        done = int(last[0][2]) + (item is not None and item.state in ("done", "failed"))
+    stands = item if waits is None else waits
     return RunStatus(
         id=str(run),
         key=run.key,
@@ -91,9 +91,13 @@ def status_of(store: Store, run: RunId, record: Run) -> RunStatus:
         version=record.version,
         state=record.state,
         reason=record.reason,
-        step=waits.path if waits is not None else step,
+        step=None if stands is None else stands.path,
         steps_done=done,
-        total=None if waits is None else waits.total,
+        place=None if stands is None else stands.place,
+        total=None if stands is None else stands.total,
+        phase=None if waits is None else waits.phase,
+        folder=None if waits is None else waits.folder,
+        code=None if waits is None else waits.code,
         provider=None if waits is None else waits.provider,
         model=None if waits is None else waits.model,
         window=None if waits is None else waits.window,

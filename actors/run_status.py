@@ -25,9 +25,12 @@ class RunStatus:
     """A run as its row says. Instants are epoch milliseconds.
 
     `provider`, `model`, `window`, `retry_at_ms` and `resume_after_ms` say what a waiting run waits
-    for, and `agent` whose held turn, where it is one; `step`, `steps_done` and `total` where it
-    stands; `walls` how often it met exhausted capacity; `reason` why it waits, failed, or cannot go
-    on by itself.
+    for, `code` the error that told it, and `agent` whose held turn, where it is one. `step` and
+    `steps_done` say where it stands, `place` the how manieth of the `total` items of its step,
+    where that was said; `phase` of a waiting run whether that is an `item`, the opening of a
+    `session`, `between` two items, or a finaliser (`final`); `folder` its directory inside the
+    state directory, where it made one. `walls` is how often it met exhausted capacity; `reason`
+    why it waits, failed, or cannot go on by itself.
     """
 
     id: str
@@ -38,6 +41,7 @@ class RunStatus:
     reason: str
     step: str | None
     steps_done: int
+    place: int | None
     total: int | None
     provider: str | None
     model: str | None
@@ -54,6 +58,9 @@ class RunStatus:
     schedule: str | None = None
     """The schedule that started it, and when that was due."""
     due_ms: int | None = None
+    phase: str | None = None
+    folder: str | None = None
+    code: str | None = None
     session: str | None = None
     """The handle of the provider's session that a waiting run stands inside."""
     executed: bool | None = None

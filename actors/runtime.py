@@ -72,6 +72,7 @@ from .domain.reminders import DurableReminders, Reminders
 from .domain.requesters import Admin, Door, OperatorAct, check_permitted, read_requester
 from .domain.rings import WaitRings
 from .domain.run_claims import Claims
+from .domain.run_folders import RunFolders
 from .domain.runs import NAME as RUNS
 from .domain.runs import LookForRuns, News, Runs
 from .domain.schedules import NAME as SCHEDULES
@@ -298,6 +299,7 @@ class Runtime(ScheduleVerbs, ApprovalVerbs, OutboxVerbs):
                             threads,
                             self._run_agents,
                             self._desk,
+                            RunFolders(self.directory),
                         ),
                         name=RUNS,
                     ),

@@ -20,7 +20,7 @@ import trio
 
 from abeyance.actors.core.clock import Clock
 from abeyance.actors.core.errors import ActorDeadError
-from abeyance.actors.providers.port import ModelReply, ModelRequest, Permit, permitted
+from abeyance.actors.providers.port import ModelReply, ModelRequest, Permit, name_of, permitted
 
 from .accounts import Account
 from .bounded_call import bounded_call
@@ -135,6 +135,7 @@ class Auxiliary:
                 cause=admission.cause,
                 reason=admission.reason,
                 deadline_ms=admission.deadline_ms,
+                provider=name_of(self._settings.provider),
                 now_ms=self._clock.now_ms(),
             )
         permit: Permit = admission

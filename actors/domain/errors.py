@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Self
 
 from abeyance.actors.core.errors import AbeyanceError, OutcomeUnknownError
-from abeyance.actors.providers.port import ProviderError
+from abeyance.actors.providers.port import HeldError, ProviderError
 from abeyance.storage.errors import StoreLostError
 from abeyance.storage.store import NotStored
 
@@ -196,10 +196,10 @@ class EditRefusedError(AbeyanceError):
     reason: str
 
 
-class RunExhaustedError(AbeyanceError):
+class RunExhaustedError(HeldError):
     """An ephemeral run met a wait that it does not sleep. It is over and made no further call.
 
-    Attributes: `agent`, the run's name; `model`; `cause`; `deadline_ms`, the absolute instant at
+    Attributes: `agent`, the run's name; `model`; `provider`; `cause`; `deadline_ms`, the instant at
     which it may be run again, in epoch milliseconds, and `stated_ms`, how long that was when it
     ended, both None where the hold has no end of its own; `sleep_max_ms`, what a run would sleep.
     """
@@ -243,15 +243,15 @@ class AdmissionClosedError(AbeyanceError):
     agent: str
 
 
-class CallDeferredError(ProviderError):
+class CallDeferredError(ProviderError, HeldError):
     """A call was refused before it was made: the model is held, or the agent is paused.
 
     It is a retryable rate limit that says how long, and no failure of a call: a caller that counts
     failures or paces itself counts nothing and waits. Raised for auxiliary calls; a turn is held.
 
-    Attributes: `agent`, `model`; `cause`, what holds it; `deadline_ms`, epoch milliseconds until
-    it does, and `retry_after_ms`, how long that is from now, both None where it has no end of its
-    own; `deferred`, always True.
+    Attributes: `agent`, `model`, `provider`; `cause`, what holds it; `deadline_ms`, the instant
+    until which it does, and `retry_after_ms`, how long that is from now, both None where it has no
+    end of its own; `deferred`, always True.
     """
 
     code = "call_deferred"
@@ -271,6 +271,7 @@ class CallDeferredError(ProviderError):
         reason: str,
         deadline_ms: int | None,
         now_ms: int,
+        provider: str | None = None,
     ) -> None:
         left_ms = None if deadline_ms is None else max(0, deadline_ms - now_ms)
         ends = "until it is released" if left_ms is None else f"for another {left_ms} ms"
@@ -282,7 +283,7 @@ class CallDeferredError(ProviderError):
             sent=False,
             said=reason,
         )
-        self.agent, self.model, self.cause = agent, model, cause
+        self.agent, self.model, self.cause, self.provider = agent, model, cause, provider
         self.deadline_ms, self.retry_after_ms = deadline_ms, left_ms
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import trio
@@ -40,6 +41,16 @@ class Named(Protocol):
     def name(self) -> str: ...
 
 
+class Count:
+    """How many items a step has, where that was said, and how many of them were asked for."""
+
+    __slots__ = ("begun", "total")
+
+    def __init__(self, total: int | None) -> None:
+        self.total = total
+        self.begun = 0
+
+
 class RunContext:
     """What a workflow's function gets first. One task at a time uses it."""
 
@@ -48,7 +59,7 @@ class RunContext:
         self._items = SessionItems(life)
         self._next = 0
         self._stack: list[str] = []
-        self._totals: list[int | None] = []
+        self._counts: list[Count] = []
         self._busy: str | None = None
 
     @property
@@ -64,6 +75,18 @@ class RunContext:
     def due_ms(self) -> int | None:
         """When the schedule that started the run was due; None where none did."""
         return self._life.record.due_ms
+
+    @property
+    def folder(self) -> Path:
+        """A directory for what the run makes: the same in every life, and no other run's.
+
+        Made when it is first asked for, inside the state directory; kept until the host deletes it.
+        Not a checkpoint.
+
+        Raises:
+            OSError: It cannot be made.
+        """
+        return self._life.folders.make(self._life.run, self._life.record)
 
     @property
     def choice(self) -> ModelChoice | None:
@@ -88,12 +111,12 @@ class RunContext:
         if total is not None and not (whole and 0 <= total < 2**63):
             raise InvalidRunError("total", "must be a whole number from 0, or None")
         self._stack.append(name)
-        self._totals.append(total)
+        self._counts.append(Count(total))
         try:
             yield
         finally:
             self._stack.pop()
-            self._totals.pop()
+            self._counts.pop()
 
     async def do(
         self,
@@ -245,8 +268,12 @@ class RunContext:
                 await life.lay_down()
             life.make_busy()
             ordinal, self._next = self._next, self._next + 1
-            total = next((each for each in reversed(self._totals) if each is not None), None)
-            yield Item(ordinal, path, total, agent, is_session)
+            for each in self._counts:
+                each.begun += 1
+            said = (each for each in reversed(self._counts) if each.total is not None)
+            count = next(said, Count(None))
+            place = None if count.total is None else count.begun
+            yield Item(ordinal, path, place, count.total, agent, is_session)
         finally:
             self._busy = None
             life.quiet.set()

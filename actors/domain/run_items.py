@@ -37,7 +37,7 @@ from .run_rows import bounded, item_guard, item_of, item_put, pack_plain, unpack
 from .run_steps import DidNotHappen, Happened, InDoubt, StepContext
 from .run_steps import context as step_of
 from .run_turns import Answered, Asked, Elsewhere, Holds, Unreachable
-from .run_walls import held_by, suspend, wall_of
+from .run_walls import Where, held_by, suspend, wall_of
 
 declare("run.after_started", "a run's item is recorded as started and has not run")
 declare("run.after_body", "a run's item returned and its result is not recorded")
@@ -49,8 +49,9 @@ class Item(NamedTuple):
 
     ordinal: int
     path: str
+    place: int | None
     total: int | None
-    """How many items its step has, where the workflow said so."""
+    """The how manieth item of its step it is, of how many, where the workflow said so."""
     agent: str | None = None
     """Whose turn it is, where it is one."""
     is_session: bool = False
@@ -109,8 +110,8 @@ class Items:
         match answer:
             case Answered(text):
                 return await self._finish(item, row, text)
-            case Holds(turn, deferral):
-                wait = held_by(deferral, turn, life, item.path, item.ordinal, item.total)
+            case Holds():
+                wait = held_by(answer, life, self._where(item))
                 await self._block(item, row, wait)
             case Elsewhere(why):
                 await life.hand_over(asked.agent, f"{item} cannot go on here: {why}")
@@ -179,6 +180,8 @@ class Items:
             path=item.path,
             state="started",
             attempts=1 if row is None else row.record.attempts + 1,
+            place=item.place,
+            total=item.total,
             agent=item.agent,
             session="opening" if item.is_session else None,
             started_ms=life.clock.now_ms(),
@@ -244,7 +247,7 @@ class Items:
             if not await self._write(item, row, replace(row.record, state="blocked")):
                 await self._lose()
             await life.lay_down()
-        suspension = wall_of(failure, life, item.path, item.ordinal, item.total)
+        suspension = wall_of(failure, life, self._where(item))
         if suspension is not None:
             await self._block(item, row, suspension)
         text = bounded(told(failure))
@@ -256,6 +259,10 @@ class Items:
             path=item.path,
             error=text,
         ) from failure
+
+    def _where(self, item: Item) -> Where:
+        phase: Any = "session" if item.is_session else "final" if self._life.is_final else "item"
+        return Where(item.path, item.ordinal, item.place, item.total, phase)
 
     async def _block(self, item: Item, row: Row, suspension: Suspension) -> NoReturn:
         """Suspend the run at an item, which is run again."""

@@ -22,6 +22,7 @@ from abeyance.storage.tables.runs import Run
 from .mode import HostMode
 from .persistence import until_stored
 from .run_errors import run_ended
+from .run_folders import RunFolders
 from .run_places import Place
 from .run_rows import RunId, bounded, change, given_up
 from .run_turns import Agents
@@ -43,6 +44,7 @@ class LifeSeams(NamedTuple):
     mode: HostMode
     threads: StepThreads
     agents: Agents
+    folders: RunFolders
 
 
 class Life:
@@ -60,6 +62,9 @@ class Life:
         self.clock = seams.clock
         self.threads = seams.threads
         self.agents = seams.agents
+        self.folders = seams.folders
+        self.is_final = False
+        """The workflow has returned, and its finalisers are what runs."""
         self._mode = seams.mode
         self.scope = trio.CancelScope()
         self.quiet = trio.Event()

@@ -212,7 +212,7 @@ class SessionItems(Items):
             failure = failure_of(error)
             if any(isinstance(each, SessionLostError) for each in errors_within(failure)):
                 await self._lost(item, row, told(failure))
-            wall = wall_of(failure, life, item.path, item.ordinal, item.total)
+            wall = wall_of(failure, life, self._where(item))
             if wall is None:
                 await self._recover(
                     f"session {handle!r} of {item.path!r} cannot be resumed: {told(failure)}"

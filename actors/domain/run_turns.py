@@ -46,6 +46,7 @@ class Holds(NamedTuple):
 
     turn: int
     deferral: Deferral
+    provider: str
 
 
 class Unreachable(NamedTuple):

@@ -3,6 +3,7 @@
 Invariants:
     I1  A wait is recorded with where the run stands before its workflow unwinds; where that cannot
         be recorded, the run has failed.
+    I2  An instant that has passed is no instant to go on at: it is unknown when.
 
 Runs in: the task of the run's life.
 """
@@ -10,33 +11,44 @@ Runs in: the task of the run's life.
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Any, Final, Literal, NamedTuple
 
 import trio
 
 from abeyance.actors.providers.capacity import (
-    capacity_error_of,
-    errors_within,
+    CapacityExhaustedError,
     exhaustion_of,
+    explained,
+    still_to_come,
 )
-from abeyance.actors.providers.failures import understood
+from abeyance.actors.providers.failures import understood_alone
+from abeyance.actors.providers.port import HeldError, ProviderError
 from abeyance.actors.providers.stated import StatedWait, WaitEnds
 from abeyance.storage.crashpoints import crashpoint, declare
 from abeyance.storage.store import Guard, Put
 from abeyance.storage.tables.fields import INSTANT_MS_MAX, NAME_BYTES_MAX
 from abeyance.storage.tables.runs import Suspension
 
-from .errors import CallDeferredError, RunExhaustedError
 from .foreign import told
 from .ingress import clean_text
 from .run_life import Life
 from .run_rows import bounded, resume_after, suspended
-from .wait_book import Deferral
+from .run_turns import Holds
 
 declare("run.after_suspended", "a run is recorded as suspended and its workflow still runs")
 
 SUSPEND_MAX_S: Final = 60.0
 """How long a suspension is offered to a store that refuses it; then the run has failed."""
+
+
+class Where(NamedTuple):
+    """Where a run stands: which of its items, and which of its step's."""
+
+    path: str
+    ordinal: int
+    place: int | None = None
+    total: int | None = None
+    phase: Literal["item", "session", "between", "final"] = "item"
 
 
 async def suspend(
@@ -69,33 +81,37 @@ async def suspend(
         life.end("lost")
 
 
-def held_by(
-    deferral: Deferral, turn: int, life: Life, path: str, ordinal: int, total: int | None
-) -> Suspension:
+def held_by(held: Holds, life: Life, where: Where) -> Suspension:
     """The record of a run that waits for an agent's held turn. It is due when that turn is over;
     the instant is the hold's, for whoever looks."""
-    held = f"turn {turn} of agent {deferral.agent!r} is held ({deferral.cause})"
+    deferral = held.deferral
+    what = f"turn {held.turn} of agent {deferral.agent!r} is held ({deferral.cause})"
     return Suspension(
+        provider=named(held.provider),
         model=named(deferral.model),
         retry_at_ms=deferral.deadline_ms,
         resume_after_ms=deferral.deadline_ms,
         told_by=None if deferral.deadline_ms is None else "wait",
-        path=path,
-        ordinal=ordinal,
-        total=total,
         agent=deferral.agent,
-        turn=turn,
-        **_stands_in(life),
-        attempt=life.record.walls + 1,
-        failure=bounded(f"{held}: {deferral.reason}"),
-        since_ms=life.clock.now_ms(),
+        turn=held.turn,
+        code=HeldError.code,
+        failure=bounded(f"{what}: {deferral.reason}"),
+        **_stands(life, where),
     )
 
 
-def _stands_in(life: Life) -> dict[str, Any]:
-    """The provider's session that a run stands inside, and whether it can be gone on with."""
+def _stands(life: Life, where: Where) -> dict[str, Any]:
+    """Where a run stands, and the provider's session that it does so inside, with whether that can
+    be gone on with."""
     inside = life.sessions
-    return {"session": inside[-1] if inside else None, "exact": None not in inside}
+    return {
+        **where._asdict(),
+        "folder": life.folders.known(life.run, life.record),
+        "session": inside[-1] if inside else None,
+        "exact": None not in inside,
+        "attempt": life.record.walls + 1,
+        "since_ms": life.clock.now_ms(),
+    }
 
 
 def named(text: str | None) -> str | None:
@@ -103,31 +119,34 @@ def named(text: str | None) -> str | None:
     return clean_text(text, NAME_BYTES_MAX) or None if text else None
 
 
-def wall_of(
-    error: BaseException, life: Life, path: str, ordinal: int, total: int | None
-) -> Suspension | None:
+def wall_of(error: BaseException, life: Life, where: Where) -> Suspension | None:
     """What a failure says about capacity, as the record of a suspension; None where it is another.
 
     Understood are a chain that is out, a provider's quota, the wait that ended an ephemeral run or
-    refused a call unmade, and the wait that a refused call stated; alone, in groups and behind
-    causes.
+    refused a call unmade, and the wait that a refused call stated; itself, as the cause it was
+    raised from, or in every member of a group.
     """
+    common = {"failure": bounded(told(error)), **_stands(life, where)}
+
+    def alone(each: BaseException) -> Suspension | None:
+        return _wall(each, life, common)
+
+    return explained(error, alone, _later)
+
+
+def _later(one: Suspension, other: Suspension) -> Suspension:
+    """Of two that an item needs both of, the one that it waits for longer."""
+    if one.resume_after_ms is None or other.resume_after_ms is None:
+        return one if one.resume_after_ms is None else other
+    return other if other.resume_after_ms > one.resume_after_ms else one
+
+
+def _wall(error: BaseException, life: Life, common: dict[str, Any]) -> Suspension | None:
+    """What one error says, by itself."""
     now_ms = life.clock.now_ms()
-    common: dict[str, Any] = {
-        "path": path,
-        "ordinal": ordinal,
-        "total": total,
-        "attempt": life.record.walls + 1,
-        "since_ms": now_ms,
-        "failure": bounded(told(error)),
-        **_stands_in(life),
-    }
-    exhausted = capacity_error_of(error)
-    if exhausted is not None:
-        first, at_ms = exhausted.first, exhausted.retry_at_ms
-        if at_ms is not None and at_ms <= now_ms:
-            # Whoever raised it may have kept it: to go on at once would meet it again, and again.
-            at_ms = None
+    if isinstance(error, CapacityExhaustedError):
+        first = error.first
+        at_ms = still_to_come(error.retry_at_ms, now_ms)
         return Suspension(
             provider=named(first.provider),
             model=named(first.model),
@@ -135,26 +154,39 @@ def wall_of(
             retry_at_ms=at_ms,
             resume_after_ms=resume_after(at_ms, life.buffer_ms),
             told_by=None if at_ms is None else first.told_by,
+            code=error.code,
             **common,
         )
-    # A call that was refused unmade has the same instant, from the record that refused it.
-    ended = next(
-        (e for e in errors_within(error) if isinstance(e, RunExhaustedError | CallDeferredError)),
-        None,
-    )
-    if ended is not None:
+    if isinstance(error, HeldError):
         # Stated to the millisecond, and the gate asks again: no boundary to stay clear of.
-        quota = ended.cause == "quota"
+        at_ms = still_to_come(error.deadline_ms, now_ms)
+        buffer_ms = life.buffer_ms if error.cause == "quota" else 0
         return Suspension(
-            model=named(ended.model),
-            retry_at_ms=ended.deadline_ms,
-            resume_after_ms=resume_after(ended.deadline_ms, life.buffer_ms if quota else 0),
-            told_by=None if ended.deadline_ms is None else "wait",
+            provider=named(error.provider),
+            model=named(error.model),
+            retry_at_ms=at_ms,
+            resume_after_ms=resume_after(at_ms, buffer_ms),
+            told_by=None if at_ms is None else "wait",
+            code=error.code,
             **common,
         )
-    fact = exhaustion_of(error, provider="provider", model="model", now_ms=now_ms)
+    refused = understood_alone(error, received_at=now_ms / 1_000)
+    return None if refused is None else _refused(refused, life, now_ms, common)
+
+
+def _refused(
+    refused: ProviderError, life: Life, now_ms: int, common: dict[str, Any]
+) -> Suspension | None:
+    """What a call that its provider refused says."""
+    common = {
+        **common,
+        "provider": named(refused.provider),
+        "model": named(refused.model),
+        "code": named(refused.code),
+    }
+    fact = exhaustion_of(refused, provider="provider", model="model", now_ms=now_ms)
     if fact is None:
-        return _stated(error, now_ms, common)
+        return _stated(refused, now_ms, common)
     if fact.missing:
         return None
     return Suspension(
@@ -166,15 +198,14 @@ def wall_of(
     )
 
 
-def _stated(error: BaseException, now_ms: int, common: dict[str, Any]) -> Suspension | None:
+def _stated(refused: ProviderError, now_ms: int, common: dict[str, Any]) -> Suspension | None:
     """The wait that a refused call stated, where the same call may go through behind it.
 
     A limit that states nothing, or a wait that is over, is the item's failure: when to try again is
     a guess, and guesses are the workflow's.
     """
-    refused = understood(error, received_at=now_ms / 1_000)
-    stated = None if refused is None else refused.stated
-    if refused is None or not refused.retryable or not isinstance(stated, StatedWait):
+    stated = refused.stated
+    if not refused.retryable or not isinstance(stated, StatedWait):
         return None
     match stated.ends:
         case WaitEnds.UNTIL if stated.deadline_ms is not None and stated.deadline_ms > now_ms:

@@ -43,6 +43,7 @@ from .run_alerts import alert_of_run
 from .run_claims import Claims
 from .run_context import RunContext
 from .run_errors import InvalidRunError, RunEndedError, StepFailedError
+from .run_folders import RunFolders
 from .run_life import Life, LifeSeams
 from .run_places import Place, Places, place_here
 from .run_rows import (
@@ -57,7 +58,7 @@ from .run_rows import (
     unpacked,
 )
 from .run_turns import Agents
-from .run_walls import suspend, wall_of
+from .run_walls import Where, suspend, wall_of
 from .run_workflow import Workflow, other_version
 from .step_threads import StepThreads
 
@@ -160,6 +161,7 @@ class Runs(TrioActor):
         threads: StepThreads,
         agents: Agents,
         desk: AlertDesk,
+        folders: RunFolders,
     ) -> None:
         super().__init__()
         self._store = store
@@ -173,7 +175,7 @@ class Runs(TrioActor):
         self._threads = threads
         self._agents = agents
         self._desk = desk
-        self._seams = LifeSeams(store, journal, clock, mode, threads, agents)
+        self._seams = LifeSeams(store, journal, clock, mode, threads, agents, folders)
         self._look_wanted = trio.Event()
         self._places = Places(lambda: self._look_wanted.set())
         self._buckets: deque[Bucket] = deque(("waiting", "live", "joined"))
@@ -420,6 +422,7 @@ class Runs(TrioActor):
         try:
             value = await workflow.function(context, unpacked(life.record.params))
             packed = pack_plain(value, "result")
+            life.is_final = True
             for name, function in workflow.finalisers:
                 with context.step("final"):
                     await context.do(name, function, value)
@@ -435,7 +438,7 @@ class Runs(TrioActor):
         wall = None
         if not isinstance(error, StepFailedError | InvalidRunError):
             # Met between two items; there is nothing to run again but what follows.
-            wall = wall_of(error, life, "between steps", 0, None)
+            wall = wall_of(error, life, Where("between steps", 0, phase="between"))
         if wall is not None:
             await suspend(life, wall)
         else:

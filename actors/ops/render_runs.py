@@ -57,7 +57,7 @@ def _stands(run: RunReport) -> str:
     done = f"{run.steps_done} item{'s' * (run.steps_done != 1)} done"
     facts = [done if run.step is None else f"at {run.step}, {done}"]
     if run.total is not None:
-        facts.append(f"a step of {run.total}")
+        facts.append(f"{run.place} of {run.total} in its step")
     if run.walls:
         facts.append(f"walls {run.walls}")
     if run.lives > 1:

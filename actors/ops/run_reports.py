@@ -28,6 +28,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     step: str | None
     steps_done: int
+    place: int | None
     total: int | None
     provider: str | None
     model: str | None

@@ -9,26 +9,34 @@ Invariants:
     I2  Until when is taken from the account's own usage windows; where they do not tell, from what
         the error states in a field; then from its words; then it is unknown.
     I3  The fact survives exception groups, causes and pickling.
+    I4  A failure is about capacity where it is so itself, by the cause it was raised from, or in
+        every member of its group. What merely was being handled as it was raised, and what failed
+        beside something else, is not what it is about.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import ClassVar, Literal
+from collections.abc import Callable, Iterator
+from typing import ClassVar, Final, Literal, TypeVar
 
 import msgspec
 
 from abeyance.actors.core.errors import AbeyanceError
 from abeyance.storage.tables.fields import Instant, Name
 
-from .failures import understood
+from .failures import understood_alone
 from .instants import render_instant
+from .port import HeldError
 from .stated import StatedWait, WaitEnds, WaitKind
 from .windows import FULL_PERCENT, UsageReading, UsageWindow, latest_reset_of_full, most_used
 
 READING_MS_MAX = 1_800_000
 """A reading that is older counts as none: usage moves with every call."""
 _ERRORS_MAX = 200
+_DEPTH_MAX = 20
+HELD_FOR_CAPACITY: Final = frozenset({"wait", "quota", "account"})
+"""What holds a model for want of capacity; anything else is a pause that somebody made."""
+T = TypeVar("T")
 _MISSING = 404
 
 
@@ -114,14 +122,53 @@ def exhaustion_of(
     Not a checkpoint; raises nothing; starts nothing.
 
     Args:
-        error: What the call raised: a `ProviderError`, one that a library raised, a group.
+        error: What the call raised: a `ProviderError`, one that a library raised, what this
+            runtime raises of a model that is held or a chain that is out; itself, as the cause it
+            was raised from, or in every member of a group.
         provider, model: Which were called.
         now_ms: Epoch milliseconds.
         reading: The newest usage reading there is; used only where it is of `credential`'s account
             and not older than half an hour.
         credential: The fingerprint of the account that hit the wall.
     """
-    refused = understood(error, received_at=now_ms / 1_000, provider=provider)
+
+    def alone(each: BaseException) -> Exhaustion | None:
+        return _exhaustion(each, provider, model, now_ms, reading, credential)
+
+    return explained(error, alone, _later)
+
+
+def _later(one: Exhaustion, other: Exhaustion) -> Exhaustion:
+    """Of two that stand in the way of the same call, the one that does so for longer."""
+    if one.retry_at_ms is None or other.retry_at_ms is None:
+        return one if one.retry_at_ms is None else other
+    return other if other.retry_at_ms > one.retry_at_ms else one
+
+
+def _exhaustion(
+    error: BaseException,
+    provider: str,
+    model: str,
+    now_ms: int,
+    reading: UsageReading | None,
+    credential: str | None,
+) -> Exhaustion | None:
+    if isinstance(error, CapacityExhaustedError):
+        return Exhaustion(
+            provider=provider,
+            model=model,
+            window=error.window,
+            retry_at_ms=still_to_come(error.retry_at_ms, now_ms),
+            told_by=error.first.told_by,
+            missing=all(each.missing for each in error.exhausted),
+        )
+    if isinstance(error, HeldError):
+        if error.cause not in HELD_FOR_CAPACITY:
+            return None
+        at_ms = still_to_come(error.deadline_ms, now_ms)
+        told_by: Literal["error"] | None = None if at_ms is None else "error"
+        return Exhaustion(provider=provider, model=model, retry_at_ms=at_ms, told_by=told_by)
+    refused = understood_alone(error, received_at=now_ms / 1_000, provider=provider)
     if refused is None:
         return None
     if refused.status == _MISSING:
@@ -152,8 +199,47 @@ def exhaustion_of(
     )
 
 
+def still_to_come(at_ms: int | None, now_ms: int) -> int | None:
+    """An instant to go on at; None where nobody told one, or it has passed: whoever went on at once
+    would be refused again."""
+    return None if at_ms is None or at_ms <= now_ms else at_ms
+
+
+def explained(
+    error: BaseException,
+    alone: Callable[[BaseException], T | None],
+    together: Callable[[T, T], T],
+    depth: int = 0,
+) -> T | None:
+    """What a failure is about, as a function reads single errors; None where it reads nothing, or
+    only part of it.
+
+    Args:
+        together: What two members of a group come to.
+    """
+    if depth > _DEPTH_MAX:
+        return None
+    found: T | None = None
+    if isinstance(error, BaseExceptionGroup):
+        for each in error.exceptions[:_ERRORS_MAX]:
+            read = explained(each, alone, together, depth + 1)
+            if read is None:
+                found = None
+                break
+            found = read if found is None else together(found, read)
+    else:
+        found = alone(error)
+    if found is None and error.__cause__ is not None:
+        return explained(error.__cause__, alone, together, depth + 1)
+    return found
+
+
 def capacity_error_of(error: BaseException) -> CapacityExhaustedError | None:
-    """Return the error itself, or the one within a group or behind a cause. Raises nothing."""
+    """Return the error itself, or the one within a group or behind a cause. Raises nothing.
+
+    For looking at what happened, wherever in it; whether a failure is one of capacity says
+    `exhaustion_of`.
+    """
     return next(
         (each for each in errors_within(error) if isinstance(each, CapacityExhaustedError)), None
     )

@@ -113,6 +113,13 @@ def understood(
     return counts
 
 
+def understood_alone(
+    error: BaseException, *, received_at: float, provider: str | None = None
+) -> ProviderError | None:
+    """As `understood`, of the error itself: no member of a group, and nothing behind it."""
+    return _known(error, received_at, provider)
+
+
 def transient(status: int | None) -> bool:
     """Whether a status says that the same request may succeed later."""
     return status is not None and (status in _TRANSIENT_STATUSES or status >= 500)

@@ -123,7 +123,8 @@ class ProviderError(AbeyanceError):
     Attributes: `retryable`; `status` (HTTP status or None); `stated` (a `StatedWait` or None);
     `sent` (False where the request surely did not leave); `said` (the provider's own words,
     bounded and on one line, or nothing); `acceleration` (True where what is limited is how fast
-    an organisation's usage grows: it concerns every model, and what was stated may be nothing).
+    an organisation's usage grows: it concerns every model, and what was stated may be nothing);
+    `provider` and `model`, whom the call was made of, where the adapter says so.
     """
 
     code: ClassVar[str] = "provider_failed"
@@ -134,6 +135,8 @@ class ProviderError(AbeyanceError):
     sent: bool
     said: str
     acceleration: bool
+    provider: str | None = None
+    model: str | None = None
     is_whole = False
     """Whether `stated` is all that the response said: read from its headers as well. What such an
     error was made from is not read again."""
@@ -165,6 +168,26 @@ class ProviderStalledError(ProviderError):
     """The provider stopped sending: a byte, event or call deadline passed."""
 
     code = "provider_stalled"
+
+
+class HeldError(AbeyanceError):
+    """What was asked for was not done, or ended, because a model is held; see its own classes.
+
+    Attributes: `model`; `provider`, as its adapter is called, where that is known; `cause`, what
+    holds it; `deadline_ms`, epoch milliseconds until it does, or None where nobody says.
+    """
+
+    code: ClassVar[str] = "held"
+    model: str
+    provider: str | None = None
+    cause: str
+    deadline_ms: int | None
+
+
+def name_of(provider: object) -> str:
+    """What a provider is called: by its own `name`, or its class's."""
+    name = getattr(provider, "name", None)
+    return name if isinstance(name, str) and name else type(provider).__name__
 
 
 class PermitError(AbeyanceError):

@@ -132,6 +132,11 @@ class SdkProvider:
         )
 
     @property
+    def name(self) -> str:
+        """What it is called where somebody waits for it."""
+        return self._name
+
+    @property
     def call_s(self) -> float:
         """Seconds for the whole call."""
         return self._call_s
@@ -161,17 +166,26 @@ class SdkProvider:
         with whole, first:
             try:
                 return await self._reply(request, observed, first)
-            except (PermitError, ProviderError):
+            except PermitError:
+                raise
+            except ProviderError as refused:
+                self._of(request, refused)
                 raise
             except Exception as error:
                 if error is observed.error:
                     raise  # The caller's own fault; no retry of the call would mend it.
                 # The SDK, the HTTP client and the wire fail in more ways than can be listed, and a
                 # turn knows one: whatever it was becomes that one, with its cause attached.
-                raise self._translated(error) from error
+                raise self._of(request, self._translated(error)) from error
         if first.cancelled_caught:
-            raise self._late(f"no event for {self._first_event_s:g} s")
-        raise self._late(f"no whole reply for {self._call_s:g} s")
+            raise self._of(request, self._late(f"no event for {self._first_event_s:g} s"))
+        raise self._of(request, self._late(f"no whole reply for {self._call_s:g} s"))
+
+    def _of(self, request: ModelRequest, error: AbeyanceError) -> AbeyanceError:
+        """The error, with whom the call was made of."""
+        if isinstance(error, ProviderError):
+            error.provider, error.model = self._name, request.model
+        return error
 
     async def aclose(self) -> None:
         """Close connections. Idempotent. Without it the SDK's finalizer reaches for asyncio."""

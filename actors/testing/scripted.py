@@ -167,7 +167,7 @@ class _Fail:
                 provider=self.provider,
             )
         )
-        raise refusal(
+        error = refusal(
             provider=self.provider,
             status=self.status,
             headers=self.headers,
@@ -176,6 +176,8 @@ class _Fail:
             received_at=received_at,
             retryable=self.retryable,
         )
+        error.provider, error.model = self.provider, call.request.model
+        raise error
 
 
 def fail(

@@ -17,6 +17,7 @@ TEXT_CHARS_MAX: Final = 2_000
 Generation = Annotated[int, Meta(ge=1)]
 Path = Annotated[str, Meta(min_length=1, max_length=PATH_CHARS_MAX)]
 """Which step, and which item in it: their ids, the outer first, with a slash between."""
+Folder = Annotated[str, Meta(min_length=1, max_length=300)]
 Packed = Annotated[bytes, Meta(max_length=VALUE_BYTES_MAX)]
 """One packed value of plain data."""
 Text = Annotated[str, Meta(max_length=TEXT_CHARS_MAX)]
@@ -67,8 +68,14 @@ class Suspension(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     path: Path
     ordinal: Seq
     """Which of the run's recorded steps and items it is, from 0."""
+    place: Seq | None = None
     total: Seq | None = None
-    """How many the workflow said there are."""
+    """The how manieth item of its step it is, from 1, of how many; where the workflow said that."""
+    phase: Literal["item", "session", "between", "final"] = "item"
+    """What was under way: an item, the opening of a session, the workflow between two items, or a
+    finaliser."""
+    folder: Folder | None = None
+    """The run's directory for what it makes, where it has one; inside the state directory."""
     agent: Name | None = None
     turn: Seq | None = None
     """The turn of that agent whose end it waits for, where the item is one."""
@@ -80,6 +87,8 @@ class Suspension(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The how manieth wall of this run."""
     failure: Text
     """What the provider said."""
+    code: Name | None = None
+    """The stable code of the error that said it, where it was one of ours."""
     since_ms: Instant
 
 
@@ -117,6 +126,9 @@ class RunItem(Record, frozen=True, kw_only=True):
     """`blocked`: it met exhausted capacity, or an operator said that it had no effect; it is run
     again."""
     attempts: Annotated[int, Meta(ge=1)] = 1
+    place: Seq | None = None
+    total: Seq | None = None
+    """As in `Suspension`."""
     agent: Name | None = None
     """Whose turn it is, where it is one: it is joined, and never in doubt."""
     session: Literal["opening", "open", "lost", "closed"] | None = None

@@ -72,7 +72,8 @@ async def test_waiting_run_of_a_process_that_hangs_is_resumed_by_another_when_it
             await trio.sleep(30)
             assert runtime.run("report:1").state == "waiting_for_capacity"
             await trio.sleep(60)
-            await until(lambda: runtime.run("report:1").state == "completed")
+            with trio.fail_after(60):
+                await until(lambda: runtime.run("report:1").state == "completed")
             assert world.rows("owners", "run", "report:1@1")[0].fence == 3
             assert states(world, "report:1").count("resuming") == 1
 
@@ -95,7 +96,8 @@ async def test_waiting_run_of_a_process_that_hangs_is_an_operators_to_move(
                 assert (await runtime.resume_run("report:1", requester="ops")).changed
             if act == "cancel":
                 assert (await runtime.cancel_run("report:1", requester="ops")).changed
-            ended = (await runtime.wait_run("report:1")).state
+            with trio.fail_after(60):
+                ended = (await runtime.wait_run("report:1")).state
             assert ended == ("completed" if "resume" in act else "cancelled")
 
 
@@ -148,7 +150,8 @@ async def test_run_that_asks_an_agent_of_another_process_is_left_to_that_one(
         async with world.open() as runtime:
             runtime.add_workflow("asks", asking(effects))
             await runtime.start_run("k", "asks")
-            await until(lambda: runtime.run("k").state == "resuming")
+            with trio.fail_after(10):
+                await until(lambda: runtime.run("k").state == "resuming")
             await trio.sleep(runs_module.HANDED_S - 60)
             status = runtime.run("k")
             assert (status.state, status.executed) == ("resuming", False)

@@ -90,7 +90,8 @@ async def test_run_that_is_due_does_not_wait_for_those_that_were_started(
         for number in range(4):
             await runtime.start_run(f"f{number}", "forever")
         await due_at_once(world, Crowd(done), 1)
-        await until(lambda: runtime.run("r0").state == "completed")
+        with trio.fail_after(60):
+            await until(lambda: runtime.run("r0").state == "completed")
 
 
 async def test_runs_that_never_end_keep_others_from_being_taken_up_for_a_bounded_time(
@@ -140,7 +141,8 @@ async def test_runs_that_wait_for_runs_give_them_their_places(
             await runtime.start_run(f"c{number}", "child", world.clock.now_ms() + HOUR + 1)
         await due_at_once(world, parents, 4)
         began = trio.current_time()
-        await until(lambda: len(runtime.runs(state="completed")) == 8)
+        with trio.fail_after(run_places.PLACE_S):
+            await until(lambda: len(runtime.runs(state="completed")) == 8)
         assert trio.current_time() - began < run_places.PLACE_S
 
 
@@ -173,7 +175,8 @@ async def test_runs_that_ask_agents_give_their_places_to_others(
         await until(lambda: len(world.ref("runs")._cell.kept.lives) == 3)
         began = trio.current_time()
         await due_at_once(world, Crowd(done), 1, 20_000)
-        await until(lambda: runtime.run("r0").state == "completed")
+        with trio.fail_after(60):
+            await until(lambda: runtime.run("r0").state == "completed")
         assert trio.current_time() - began < 60
         answers.set()
         await until(lambda: len(runtime.runs(state="completed")) == 4)

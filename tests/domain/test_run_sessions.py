@@ -121,6 +121,7 @@ async def test_row_of_a_suspended_run_says_everything_of_its_wall_after_a_restar
 
     async def body(run: RunContext, params: Any) -> None:
         async with run.session("coder", coder.provider, name="claude") as session:
+            run.folder.joinpath("draft.txt").write_text("a")
             with run.step("build", total=len(texts_)):
                 for text in texts_:
                     await run.do(text, coder._say, session, text)
@@ -144,7 +145,11 @@ async def test_row_of_a_suspended_run_says_everything_of_its_wall_after_a_restar
         assert (status.schedule, status.due_ms) == ("nightly", due_ms)
         assert (status.provider, status.model, status.window) == ("claude", "m", "five_hour")
         assert (status.retry_at_ms, status.resume_after_ms) == (ends_ms, ends_ms + 300_000)
-        assert (status.step, status.total, status.steps_done) == ("build/c", 7, 3)
+        assert (status.step, status.steps_done) == ("build/c", 3)
+        assert (status.place, status.total, status.phase) == (3, 7, "item")
+        assert status.folder is not None
+        assert (world.directory / status.folder / "draft.txt").read_text() == "a"
+        assert status.code == "capacity_exhausted"
         assert (status.session, status.walls, status.lives) == ("session-1", 1, 1)
         assert "no capacity: claude/m (five_hour)" in status.reason
         (row,) = world.rows("runs")

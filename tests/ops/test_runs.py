@@ -133,7 +133,7 @@ async def test_waiting_run_is_listed_alike_by_a_host_and_by_its_stopped_store(
     line = "Waiting for anthropic capacity (seven_day) \u00b7 resumes after 2100-01-01 00:05 UTC"
     assert run["text"] == line
     assert line in " ".join(shown.split())
-    assert "at write/b, 1 item done; a step of 3; walls 1" in shown
+    assert "at write/b, 1 item done; 2 of 3 in its step; walls 1" in shown
     assert max(map(len, shown.splitlines())) <= 80
     assert await told(capsys, "runs", str(state), "k") == {**detail, "pid": None}
     assert [step["state"] for step in detail["steps"]] == ["done", "blocked"]
