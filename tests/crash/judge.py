@@ -22,7 +22,7 @@ OWN: Final = ("ANA", "ana", "BO")
 speaks."""
 LEAVERS: Final = ("closing", "leaving")
 """Variants whose agents end: what is left of them is in the slot or a dead letter."""
-ALONE: Final = ("plain", "held", "quiesced", "big", "small", "pairs", "edited")
+ALONE: Final = ("decided", "plain", "held", "quiesced", "big", "small", "pairs", "edited")
 """Variants whose slot is in one agent's words, to its last reply."""
 
 
@@ -55,6 +55,8 @@ class _Judge:
                 yield from self._answered(draft)
         if self.variant == "pairs":
             yield from self._pairs()
+        if self.variant == "decided":
+            yield from self._decided()
 
     # -- messages ----------------------------------------------------------------------------
 
@@ -192,6 +194,36 @@ class _Judge:
         for receipt in receipts:
             if results.get(receipt["call"]) != receipt["text"]:
                 yield f"a pair's receipt says {receipt['text']!r}, the slot {results}"
+
+    # -- what people decided -----------------------------------------------------------------
+
+    def _decided(self) -> Iterator[str]:
+        """Each receipt is true, and what was decided was done once."""
+        receipts = self._lines("decided")
+        said = {receipt["act"] for receipt in receipts}
+        if "rewind" in said:
+            yield "a rewind was done while a call waited"
+        for receipt in receipts:
+            if receipt["act"] == "approve" and receipt["state"] != "approved":
+                yield f"an approval is told of as {receipt['state']}"
+            if receipt["act"] == "cancel" and receipt["state"] != "cancelled":
+                yield f"a turn that was cancelled is told of as {receipt['state']}"
+        if self.report.model != "m2":
+            yield f"the agent asks {self.report.model}, another was chosen"
+        results = [
+            block.content
+            for row in self.report.rows
+            if row.role == "results"
+            for block in row.blocks
+        ]
+        paid = sum(part.text == "paid" for content in results for part in content)
+        if paid != 1 or not self._lines("ran"):
+            yield f"the call that was approved has {paid} results"
+        stopped = [row.text for row in self.report.rows if row.role == "marker"]
+        if stopped != ["this turn was cancelled by api:ops"]:
+            yield f"the markers are {stopped}"
+        if len(set(self.report.cancelled)) != len(self.report.cancelled):
+            yield "a wake was cancelled twice"
 
     # -- what was written --------------------------------------------------------------------
 

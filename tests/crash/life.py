@@ -76,6 +76,8 @@ class Report:
     """Of which message each edit is that is kept, and whether it was undone."""
     cancelled: list[int] = field(default_factory=list)
     """Those of `answered` whose turn was cancelled."""
+    model: str = ""
+    """Which model the agent asks, where it was chosen."""
     agents: dict[str, str] = field(default_factory=dict)
     """Under which name whom messages are sent to speaks, where it is another."""
 
@@ -281,8 +283,8 @@ class Life:
         report.left["open pairs"] = sum(head.open_pair is not None for head in heads)
         report.left["leases"] = sum(lease.turn is not None for lease in self.rows("leases"))
         bad: tuple[str, ...] = ("failed", "cancelled")
-        if self.setting.variant in ("quiesced", "leaving"):
-            # A quiesce cancels the turn that it cuts off; so does a removal.
+        if self.setting.variant in ("quiesced", "leaving", "decided"):
+            # A quiesce cancels the turn that it cuts off; so do a removal and an operator.
             bad = ("failed",)
         report.left["turns that did not end well"] = sum(turn.state in bad for turn in turns)
         for turn in turns:

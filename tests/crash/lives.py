@@ -27,6 +27,7 @@ from abeyance.actors.testing import HostClock, WallClock, reply
 from abeyance.actors.testing.scripted import Step
 from abeyance.actors.testing.witness import witnessed
 
+from .decided import Decided
 from .life import SCHEMA, Arrives, Life, Lines, Report, Setting, calls_in, until_stored, use
 from .sent import ACTS, ANA, BO, Act, Part, addressee
 
@@ -303,6 +304,7 @@ class _Edited(Life):
 
 
 LIVES: Final[dict[str, type[Life]]] = {
+    "decided": Decided,
     "pairs": _WithPairs,
     "shared": _Shared,
     "leaving": _Leaving,

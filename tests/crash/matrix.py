@@ -43,6 +43,7 @@ VARIANTS = {
     "shared": "two agents in one slot, and messages for both",
     "closing": "a conversation that is closed while its turn lives",
     "edited": "an operator's edits, under a hold and at rest, one of them undone",
+    "decided": "a call that waits for approval, another model, and a turn that is cancelled",
     "leaving": "two agents of one slot that are removed, one after the other",
 }
 SLICED = ("big",)

@@ -91,6 +91,8 @@ def stages(variant: str) -> Stages:
             (*found[0], one("x1", "bot", wake=False), one("x2", "bot", wake=False)),
             *found[1:],
         )
+    if variant == "decided":
+        found = (*found, (one("after"),))
     if variant in ("shared", "leaving"):
         found = tuple(map(_mixed, found, _FOR_BO))
     return found

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from abeyance.storage.tables.blocks import TextBlock
@@ -196,6 +197,26 @@ def keep_what_was_taken_out(where: Path, report: Any) -> None:
     report.rows.insert(at, dataclasses.replace(report.rows[at], id="x1"))
 
 
+def rewind_while_a_call_waits(where: Path, report: Any) -> None:
+    change_lines(where / "decided.jsonl", lambda told: told.append({"act": "rewind"}))
+
+
+def lose_what_was_approved(where: Path, report: Any) -> None:
+    (at,) = (at for at, row in enumerate(report.rows) if row.role == "results" and row.round == 2)
+    blocks = report.rows[at].blocks
+    denied = msgspec.structs.replace(blocks[0], content=(TextBlock(text="denied"),))
+    report.rows[at] = dataclasses.replace(report.rows[at], blocks=(denied,))
+
+
+def ask_the_model_before(where: Path, report: Any) -> None:
+    report.model = "m"
+
+
+def cancel_a_turn_that_nobody_named(where: Path, report: Any) -> None:
+    (marker,) = (row for row in report.rows if row.role == "marker")
+    report.rows.append(dataclasses.replace(marker, id="another"))
+
+
 PLAIN: dict[Tamper, str] = {
     lose_a_message: "there 0 times",
     keep_a_message_twice: "there 2 times",
@@ -221,7 +242,14 @@ TAMPERS: list[tuple[str, Tamper | None, str]] = [
     ("edited", edit_twice, "the edits are"),
     ("edited", take_an_edit_back, "go says 'says go', not 'says go, mended'"),
     ("edited", keep_what_was_taken_out, "x1 says"),
-    *((name, None, "") for name in ("plain", "edited", "pairs", "shared", "closing", "leaving")),
+    ("decided", rewind_while_a_call_waits, "a rewind was done while a call waited"),
+    ("decided", lose_what_was_approved, "the call that was approved has 0 results"),
+    ("decided", ask_the_model_before, "the agent asks m, another was chosen"),
+    ("decided", cancel_a_turn_that_nobody_named, "the markers are"),
+    *(
+        (name, None, "")
+        for name in ("plain", "edited", "pairs", "shared", "closing", "leaving", "decided")
+    ),
 ]
 
 
