@@ -14,7 +14,7 @@ import pytest
 from abeyance.storage.lmdb_store import LmdbStore
 from abeyance.storage.store import Row
 
-from .children.kinds import NOTES
+from .children.kinds import NOTES, QUEUED
 
 KILLED = -signal.SIGKILL
 
@@ -108,6 +108,24 @@ def test_a_wake_is_work_or_a_dead_letter_whatever_commit_of_an_end_dies(
         turns = [turn for turn in lives.rows("turns") if turn.state in ("running", "held")]
         places = len(lives.rows("wakes")) + len(turns) + len(lives.rows("dead_letters"))
         assert places == len(sent), directory.name
+
+
+@pytest.mark.behaviour("D-068")
+@pytest.mark.parametrize("point", ["writer.before_commit", "writer.after_commit"])
+def test_an_import_is_done_once_in_order_whatever_commit_of_it_dies(
+    tmp_path: Path, point: str
+) -> None:
+    """A store of 128 operations takes 25 entries a commit."""
+    deaths = [(tmp_path / f"{nth}", "take_over_queue", f"{point}:{nth}") for nth in range(3, 8)]
+    assert play(deaths) == [KILLED] * 5
+    left = {len(Lives(directory).rows("ids")) for directory, _, _ in deaths}
+    assert left == {0, 25, 50, QUEUED}, "each part is whole, and a death was behind each"
+    assert play([(directory, "take_over_queue", "") for directory, _, _ in deaths]) == [0] * 5
+    for directory, _, _ in deaths:
+        lives = Lives(directory)
+        names = [row.message for row in lives.rows("slots", "ana")]
+        assert names == [f"q{number}" for number in range(QUEUED)], directory.name
+        assert not lives.rows("inbox")
 
 
 POINTS = [

@@ -32,7 +32,7 @@ CHILD = Path(__file__).parent / "children" / "crashing.py"
 
 
 class KillAtStep(trio.abc.Instrument):
-    """Kills an agent after the n-th step that its tasks make."""
+    """Kills an agent after the n-th step that its tasks make, and notes where its turn was."""
 
     def __init__(self, world: World, name: str, step: int) -> None:
         self._world = world
@@ -40,10 +40,13 @@ class KillAtStep(trio.abc.Instrument):
         self._name = name
         self._left = step
         self.killed = False
+        self.rounds: list[int] = []
+        """Behind each step: how many rounds of its turn were recorded."""
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
         if self.killed or not ("TurnTask" in task.name or task.name.startswith(self._mine)):
             return
+        self.rounds.append(sum(turn.round for turn in self._world.turns(self._name)))
         self._left -= 1
         if self._left == 0:
             self.killed = True
@@ -82,7 +85,7 @@ async def test_an_agent_killed_at_any_step_of_a_turn_loses_and_repeats_nothing(
         *("assistant: <second>", "results: =two", "assistant: end"),
     ]
     async with world.open():
-        steps = 0
+        killed_at, passed = set[int](), set[int]()
         for step in itertools.count(1):
             name = f"a{step}"
             agent = await world.add(choose, name, tools=tools)
@@ -94,8 +97,10 @@ async def test_an_agent_killed_at_any_step_of_a_turn_loses_and_repeats_nothing(
             await agent.wait_idle()
             trio.lowlevel.remove_instrument(kill)
             if not kill.killed:
+                # It had no more steps: nothing disturbed this one.
+                passed = set(kill.rounds)
                 break
-            steps += 1
+            killed_at.add(kill.rounds[step - 1])
             assert await shown(agent) == expected, step
             assert sorted(effects) == [f"{name}/1/1/0", f"{name}/1/1/1", f"{name}/1/2/0"], step
             (turn,) = world.turns(name)
@@ -105,7 +110,7 @@ async def test_an_agent_killed_at_any_step_of_a_turn_loses_and_repeats_nothing(
             statistics = world.ref("agent", name).statistics
             await until(lambda statistics=statistics: statistics().incarnation == 2)
             await until(lambda name=name: not world.permits_out(name))
-    assert steps >= 15, "the turn has more steps than were killed"
+    assert killed_at == passed == {0, 1, 2, 3}, "one was killed in each round, and behind the last"
 
 
 async def test_a_body_that_runs_is_joined_and_not_started_again(

@@ -5,6 +5,7 @@ A job is a list of (directory, life, crash point or nothing); a life is a functi
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -16,13 +17,18 @@ import trio.testing
 
 from abeyance.actors import AgentSpec, Runtime, Tool, open_runtime
 from abeyance.actors.testing import ScriptedProvider, call_tool, fail, reply
+from abeyance.storage import lmdb_store
 from abeyance.storage.crashpoints import arm
+from abeyance.storage.store import Limits
 
 from ..talk import Talk, small
 from ..world import shown
 
 NOTES = 150
 """More rows than one commit of a fork takes over."""
+QUEUED = 60
+SMALL = ("take_over_queue",)
+"""Lives on a store that takes 128 operations a request."""
 
 
 async def ana(runtime: Runtime, *script: Any) -> None:
@@ -125,6 +131,20 @@ async def quiesce(runtime: Runtime) -> None:
     await agent.wait_idle()
 
 
+async def take_over_queue(runtime: Runtime) -> None:
+    """Import a queue in more commits than one, twice."""
+    await ana(runtime)
+    text = [[{"type": "text", "text": f"entry {number}"}] for number in range(QUEUED)]
+    entries = [
+        {"participant": "user", "target": "ana", "id": f"q{number}", "content": content}
+        for number, content in enumerate(text)
+    ]
+    queue = json.dumps({"format": "abeyance-deferred", "version": 1, "entries": entries})
+    for _ in range(2):
+        report = await runtime.import_deferred(io.StringIO(queue))
+        assert len(report.messages) == QUEUED
+
+
 async def go_on(runtime: Runtime) -> None:
     """Resume whatever there is, and let it come to rest."""
     await ana(runtime, *(reply("fresh") for _ in range(4)))
@@ -133,6 +153,8 @@ async def go_on(runtime: Runtime) -> None:
 
 
 async def play(directory: Path, life: str) -> None:
+    if life in SMALL:
+        lmdb_store.LIMITS = Limits(128, lmdb_store.LIMITS.payload_bytes_max)  # type: ignore[misc]
     async with open_runtime(directory, control=False) as runtime:
         await globals()[life](runtime)
 
