@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from .core import TrioFuture
+from .domain.fallback import ModelChoice
+from .domain.run_workflow import Finaliser
 from .run_status import RunReceipt, RunStatus, RunStep, RunStepped
 from .run_verbs import BUFFER_S
 
@@ -51,13 +53,21 @@ class HostedRunVerbs:
         function: Callable[..., Awaitable[Any]],
         version: int = 1,
         *,
-        finalisers: Sequence[tuple[str, Callable[..., Any]]] = (),
+        finalisers: Sequence[Finaliser] = (),
+        fallbacks: Sequence[ModelChoice] = (),
         buffer_s: float = BUFFER_S,
     ) -> None:
         """Register an async function that runs are executed by. As `Runtime.add_workflow`."""
 
         async def add(runtime: Runtime) -> None:
-            runtime.add_workflow(name, function, version, finalisers=finalisers, buffer_s=buffer_s)
+            runtime.add_workflow(
+                name,
+                function,
+                version,
+                finalisers=finalisers,
+                fallbacks=fallbacks,
+                buffer_s=buffer_s,
+            )
 
         self._call(add, True)
 

@@ -20,10 +20,18 @@ import trio
 
 from abeyance.storage.crashpoints import crashpoint, declare
 
+from .choosing import choose_model
 from .core.asks import in_role
 from .core.errors import ActorDeadError, OutcomeUnknownError
 from .domain.agent import WaitIdle
-from .domain.errors import AgentEndedError, CallDeferredError, OwnershipLostError, UnknownAgentError
+from .domain.chosen_model import chosen_of
+from .domain.errors import (
+    AgentEndedError,
+    CallDeferredError,
+    OwnershipLostError,
+    UnknownAgentError,
+    UnknownProviderError,
+)
 from .domain.ingress import Content
 from .domain.limits import RECHECK_MS
 from .domain.persistence import until_stored
@@ -92,6 +100,24 @@ class RunAgents:
         process = runtime._store.get("processes", (nonce,))
         where = "another process" if process is None else f"process {process.record.pid}"
         return f"agent {agent!r} is in {where}"
+
+    def has_provider(self, name: str) -> bool:
+        try:
+            self._runtime._providers.find(name)
+        except UnknownProviderError:
+            return False
+        return True
+
+    async def choose(self, agent: str, provider: str, model: str, by: str) -> bool | None:
+        runtime = self._runtime
+        member = runtime._members.get(agent)
+        if member is None or member.ending is not None:
+            return None
+        chosen = chosen_of(runtime._store, agent)
+        if chosen is not None and (chosen.provider, chosen.model) == (provider, model):
+            return False
+        await choose_model(runtime, member, model, provider, by)
+        return True
 
     def account_of(self, provider: object) -> AccountUsage:
         runtime = self._runtime

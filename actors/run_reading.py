@@ -1,7 +1,7 @@
 """Reading how runs stand from their rows: for a host and for a stopped store alike.
 
-A row that cannot be read hides nothing but what it says: a listing leaves it out, and who asks for
-it by name is told.
+A row that cannot be read hides nothing but what it says: a listing has it as `unreadable`, and who
+asks for it by name is told.
 
 Pure but for the store that is handed in.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from abeyance.storage.errors import UnreadableRecordError
 from abeyance.storage.store import Row, Store
@@ -84,6 +84,7 @@ def status_of(store: Store, run: RunId, record: Run) -> RunStatus:
     if last is not None:
         done = int(last[0][2]) + (item is not None and item.state in ("done", "failed"))
     stands = item if waits is None else waits
+    result, unreadable = _read_result(record.result)
     return RunStatus(
         id=str(run),
         key=run.key,
@@ -109,12 +110,50 @@ def status_of(store: Store, run: RunId, record: Run) -> RunStatus:
         fallback=None if record.choice is None else (record.choice.provider, record.choice.model),
         started_ms=record.started_ms,
         changed_ms=record.changed_ms,
-        result=unpacked(record.result),
+        result=result,
+        unreadable=unreadable,
         schedule=record.schedule,
         due_ms=record.due_ms,
         session=None if waits is None else waits.session,
         owner_pid=pid,
         owner_host=host,
+    )
+
+
+def _read_result(packed: bytes | None) -> tuple[Any, str | None]:
+    """A result, and why it cannot be read where it cannot."""
+    try:
+        return unpacked(packed), None
+    except ValueError as error:
+        return None, f"its result cannot be read: {error}"
+
+
+def unreadable_status(run: RunId, workflow: str | None, why: str) -> RunStatus:
+    """What can be said of a run whose row cannot be read."""
+    return RunStatus(
+        id=str(run),
+        key=run.key,
+        workflow=workflow or "",
+        version=0,
+        state="unreadable",
+        reason=why,
+        step=None,
+        steps_done=0,
+        place=None,
+        total=None,
+        provider=None,
+        model=None,
+        window=None,
+        retry_at_ms=None,
+        resume_after_ms=None,
+        agent=None,
+        walls=0,
+        lives=0,
+        fallback=None,
+        started_ms=0,
+        changed_ms=0,
+        result=None,
+        unreadable=why,
     )
 
 
@@ -148,7 +187,9 @@ def list_runs(
             continue
         try:
             row = store.get("runs", run.row)
-        except UnreadableRecordError:
+        except UnreadableRecordError as error:
+            if workflow in (None, named):
+                found.append(unreadable_status(run, named, str(error)))
             continue
         if row is None or workflow not in (None, row.record.workflow):
             continue
@@ -200,8 +241,8 @@ def read_steps(store: Store, run: RunId) -> tuple[RunStep, ...]:
             path=item.path,
             state=item.state,
             attempts=item.attempts,
-            result=unpacked(item.result),
-            error=item.error,
+            result=_read_result(item.result)[0],
+            error=item.error or _read_result(item.result)[1] or "",
             agent=item.agent,
             started_ms=item.started_ms,
             ended_ms=item.ended_ms,

@@ -17,6 +17,7 @@ RunStateName = Literal[
     "completed",
     "failed",
     "cancelled",
+    "unreadable",
 ]
 
 
@@ -58,6 +59,8 @@ class RunStatus:
     schedule: str | None = None
     """The schedule that started it, and when that was due."""
     due_ms: int | None = None
+    unreadable: str | None = None
+    """Why its row cannot be read, which is its state then, or its result."""
     phase: str | None = None
     folder: str | None = None
     code: str | None = None

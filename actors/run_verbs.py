@@ -10,8 +10,10 @@ from typing import Any, Final, Literal
 
 from abeyance.storage.tables.runs import Choice
 
+from .domain.fallback import ModelChoice
 from .domain.ingress import check_name
 from .domain.requesters import Door
+from .domain.run_workflow import Finaliser
 from .lifetime import Lifetime
 from .run_status import RunReceipt, RunStatus, RunStep, RunStepped
 from .workflows import RunHandle, Workflows
@@ -42,7 +44,8 @@ class RunVerbs:
         function: Callable[..., Awaitable[Any]],
         version: int = 1,
         *,
-        finalisers: Sequence[tuple[str, Callable[..., Any]]] = (),
+        finalisers: Sequence[Finaliser] = (),
+        fallbacks: Sequence[ModelChoice] = (),
         buffer_s: float = BUFFER_S,
     ) -> None:
         """Register an async function that runs are executed by.
@@ -58,14 +61,17 @@ class RunVerbs:
             version: From 1; raise it when the items or their order change. A run that another
                 version began is not executed: it waits for an operator.
             finalisers: Pairs of an id and a function of the result, executed once and in order, as
-                items are, after the function has returned; never for a run that waits or failed.
+                items are, after the function has returned; never for a run that waits or failed. A
+                third member is what `RunContext.do` has as `in_doubt`.
+            fallbacks: The models that `use_fallback` may name for its runs; without any, those of
+                each provider that was added by name.
             buffer_s: How long after a stated reset a run is resumed; at most a day.
         Raises:
             InvalidRunError, InvalidNameError: Names the field; nothing was registered.
             RuntimeClosedError: The runtime has ended.
         """
         self._check_open()
-        self._workflows.add(name, function, version, finalisers, buffer_s)
+        self._workflows.add(name, function, version, finalisers, buffer_s, fallbacks)
         self._stir_schedules()
 
     async def start_run(
@@ -171,12 +177,17 @@ class RunVerbs:
     ) -> RunReceipt:
         """Go on with a waiting run at once, on another model: `RunContext.choice` has it.
 
-        Never by itself: which model stands in for another is a person's to say.
+        Never by itself: which model stands in for another is a person's to say, among those that
+        its workflow was added with, or the providers that were. Where the run waits for an agent's
+        held turn, that agent goes on with the model, as `AgentHandle.set_model` has it, and the run
+        when the turn has ended.
 
         As `resume_run` in everything else.
 
         Raises:
             InvalidNameError: Provider or model is malformed; nothing was done.
+            InvalidRunError, UnknownProviderError: The run, or its agent, may not use that; nothing
+                was done.
         """
         self._check_open()
         check_name(provider, "provider")
@@ -184,7 +195,7 @@ class RunVerbs:
         by = self._permitted("use_fallback", str(run), requester, door)
         choice = Choice(provider=provider, model=model)
         with self._lifetime.answers():
-            return await self._workflows.resume(run, by, choice=choice)
+            return await self._workflows.use_fallback(run, by, choice)
 
     async def cancel_run(
         self, run: str, *, requester: str, reason: str = "", door: Door = "api"

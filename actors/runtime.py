@@ -322,6 +322,7 @@ class Runtime(ScheduleVerbs, ApprovalVerbs, OutboxVerbs):
             self._mode,
             lambda run, state: system.emit(RunChanged, run=run, state=state),
             threads,
+            self._run_agents,
         )
 
     async def _start_schedules(self, news: News) -> None:

@@ -23,6 +23,7 @@ from .core import Supervisor, TrioActorRef
 from .core.clock import Clock
 from .core.errors import ActorDeadError
 from .domain.errors import QuiescedError
+from .domain.fallback import ModelChoice
 from .domain.ingress import check_name
 from .domain.mode import HostMode
 from .domain.run_acts import (
@@ -31,6 +32,7 @@ from .domain.run_acts import (
     cancelled,
     check_decided,
     check_reason,
+    decided,
     read_decision,
     settle_doubt,
 )
@@ -47,13 +49,15 @@ from .domain.run_places import wait_without_place
 from .domain.run_rows import (
     ENDED,
     LIVE,
+    WAITING,
     RunId,
     check_key,
     first_request,
     pack_plain,
     read_run_id,
 )
-from .domain.run_workflow import Workflow, check_workflow, other_version
+from .domain.run_turns import Agents
+from .domain.run_workflow import Finaliser, Workflow, check_workflow, other_version
 from .domain.runs import (
     NAME,
     Begin,
@@ -117,7 +121,9 @@ class Workflows:
         mode: HostMode,
         changed: Callable[[str, str], None],
         threads: StepThreads,
+        agents: Agents,
     ) -> None:
+        self._agents = agents
         self._store = store
         self._ownership = ownership
         self._journal = journal
@@ -159,10 +165,11 @@ class Workflows:
         name: str,
         function: Callable[..., Awaitable[Any]],
         version: int,
-        finalisers: Sequence[tuple[str, Callable[..., Any]]],
+        finalisers: Sequence[Finaliser],
         buffer_s: float,
+        fallbacks: Sequence[ModelChoice],
     ) -> None:
-        workflow = check_workflow(name, function, version, finalisers, buffer_s)
+        workflow = check_workflow(name, function, version, finalisers, buffer_s, fallbacks)
         if name in self._known:
             raise InvalidRunError("name", f"a workflow {name!r} was added before")
         self._known[name] = workflow
@@ -260,7 +267,7 @@ class Workflows:
                 return None
             _check_version(run, record, workflow)
             check_decided(self._store, run, record, in_doubt)
-            taken = self._claims.taken_up(record)
+            taken = self._claims.taken_up(decided(record, in_doubt))
             return taken if choice is None else replace(taken, choice=choice)
 
         def settle(_row: Row) -> tuple[tuple[Guard, ...], tuple[Put, ...]]:
@@ -275,6 +282,39 @@ class Workflows:
         if not claim.won:
             self._kept.coming.discard(run)
         return self._receipt(run, claim, begin=True)
+
+    async def use_fallback(self, text: str, by: str, choice: Choice) -> RunReceipt:
+        """Have a waiting run go on with another model, or the agent that it waits for."""
+        run = read_run_id(self._store, text)
+        record = run_record(self._store, run)
+        waits = record.suspension
+        self._check_executes()
+        self._check_serving()
+        if record.state not in WAITING or waits is None or waits.agent is None:
+            if record.state in RESUMABLE:
+                self._check_choice(self._workflow(record.workflow), choice)
+            return await self.resume(text, by, choice=choice)
+        changed = await self._agents.choose(waits.agent, choice.provider, choice.model, by)
+        if changed is None:
+            raise RunStateError(
+                f"run {str(run)!r} waits for a turn of agent {waits.agent!r}, which is not in this "
+                "runtime; nothing was done; choose its model where it is",
+                run=str(run),
+                state=record.state,
+            )
+        return RunReceipt(id=str(run), state=record.state, changed=changed)
+
+    def _check_choice(self, workflow: Workflow, choice: Choice) -> None:
+        if workflow.fallbacks:
+            if not workflow.may_use(choice.provider, choice.model):
+                named = ", ".join(f"{each.provider}/{each.model}" for each in workflow.fallbacks)
+                raise InvalidRunError("model", f"must be a fallback of its workflow: {named}")
+        elif not self._agents.has_provider(choice.provider):
+            raise InvalidRunError(
+                "provider",
+                f"must be one that was added (add_provider), or a fallback that {workflow.name!r} "
+                f"was added with; {choice.provider!r} is neither",
+            )
 
     async def take_over(self, text: str, by: str) -> RunReceipt:
         run = read_run_id(self._store, text)

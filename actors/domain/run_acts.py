@@ -2,8 +2,10 @@
 
 Invariants:
     I1  Pressed twice, an act changes something once: the second finds a run that it is not for.
-    I2  An item in doubt is never decided by silence: a run that needs recovery because of one is
-        taken up only with a decision.
+    I2  An item in doubt is never decided by silence: a run whose author's policy left one to an
+        operator is taken up only with a decision. One that needs recovery for another reason is
+        taken up without: the policy was not asked yet, and is then.
+    I3  What was decided stands, whoever executes the run then and whatever dies before that.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from .run_errors import InvalidRunError, RunStateError
 from .run_rows import ENDED, WAITING, RunId, item_guard, item_put, pack_plain
 
 Decision: TypeAlias = Literal["retry", "done"]
-"""Of an item that was running when its process died: run it again, or take it as done."""
+"""Of an item whose end is not recorded: run it again, or take it as done."""
 RESUMABLE: Final[frozenset[RunState]] = frozenset((*WAITING, "recovery_required"))
 REASON_CHARS_MAX: Final = 1_000
 
@@ -59,18 +61,33 @@ def cancelled(record: Run, reason: str, by: str, now_ms: int) -> Run | None:
 
 
 def check_decided(store: Store, run: RunId, record: Run, in_doubt: Decision | None) -> None:
-    """Refuse to take a run up whose item in doubt nobody has decided.
+    """Refuse a run whose item in doubt nobody has decided, and to decide one that is none.
 
     Raises:
-        RunStateError: It needs a decision; nothing was done.
+        RunStateError: It needs a decision, or there is nothing to take as done; nothing was done.
     """
-    if record.state == "recovery_required" and in_doubt is None and doubtful(store, run):
+    if in_doubt == "done" and doubtful(store, run) is None:
+        raise RunStateError(
+            f"no item of run {str(run)!r} is in doubt, so there is none to take as done; nothing "
+            "was done; resume it without a decision",
+            run=str(run),
+            state=record.state,
+        )
+    if record.state == "recovery_required" and in_doubt is None and record.doubt is not None:
         raise RunStateError(
             f"run {str(run)!r} needs a decision: {record.reason}; nothing was done; say "
             "whether that is to be run again ('retry') or has happened ('done')",
             run=str(run),
             state=record.state,
         )
+
+
+def decided(record: Run, in_doubt: Decision | None) -> Run:
+    """A run's record once an operator took it up: nobody asks again for what was decided."""
+    waits = record.suspension
+    if in_doubt is not None and waits is not None:
+        waits = replace(waits, exact=True)
+    return replace(record, doubt=None, suspension=waits)
 
 
 def doubtful(store: Store, run: RunId) -> tuple[int, Row] | None:

@@ -138,7 +138,11 @@ class Claims:
     def taken_up(self, record: Run) -> Run:
         """A run's record once somebody has claimed it."""
         return replace(
-            record, state="resuming", lives=record.lives + 1, changed_ms=self._clock.now_ms()
+            record,
+            state="resuming",
+            doubt=None,
+            lives=record.lives + 1,
+            changed_ms=self._clock.now_ms(),
         )
 
     def is_handed_over(self, run: RunId) -> bool:
@@ -146,10 +150,11 @@ class Claims:
         row = self._store.get("owners", run.owned)
         return row is not None and row.record.nonce == NOBODY
 
-    def recovery(self, record: Run, why: str) -> Run:
+    def recovery(self, record: Run, why: str, doubt: int | None = None) -> Run:
         return replace(
             record,
             state="recovery_required",
+            doubt=doubt,
             reason=bounded(why),
             changed_ms=self._clock.now_ms(),
         )

@@ -5,7 +5,7 @@ Invariants:
         the workflow only after it is recorded as done.
     I2  The k-th item a workflow asks for is the k-th that is recorded. Where another id stands
         there nothing is executed, and the run waits for an operator.
-    I3  An item that was started and not done when its process died is in doubt; its policy decides:
+    I3  An item that was started and not done when its life ended is in doubt; its policy decides:
         run it again, ask a reconcile function, or wait for an operator. A thread of this process
         that still runs for it is joined instead; an agent's turn always is.
     I4  What was cut off by a stop or a quiesce is no outcome: the row stands, and a later life of
@@ -143,7 +143,12 @@ class Items:
                 path=item.path,
                 error=known.error,
             )
-        return row, Ended(unpacked(known.result)) if known.state == "done" else None
+        if known.state != "done":
+            return row, None
+        try:
+            return row, Ended(unpacked(known.result))
+        except ValueError as error:
+            await self._recover(f"what {item.path!r} returned cannot be read: {error}")
 
     async def _settle_doubt(
         self, item: Item, row: Row, function: Callable[[], Any], in_doubt: InDoubt
@@ -158,15 +163,17 @@ class Items:
                     found = await found
             except BaseException as error:  # noqa: BLE001 - what cannot be found out is unknown.
                 await self._recover(
-                    f"{item.path!r} was running when its process died, and asking what became of "
-                    f"it failed: {told(failure_of(error))}"
+                    f"{item.path!r} was begun and its end is not recorded, and asking what became "
+                    f"of it failed: {told(failure_of(error))}",
+                    item.ordinal,
                 )
             if isinstance(found, Happened):
                 return await self._finish(item, row, found.result)
             if found is DidNotHappen or isinstance(found, DidNotHappen):
                 return await self._run(item, row, function)
         return await self._recover(
-            f"{item.path!r} was running when its process died, and may have had its effect"
+            f"{item.path!r} was begun and its end is not recorded: it may have had its effect",
+            item.ordinal,
         )
 
     async def _run(self, item: Item, row: Row | None, function: Callable[[], Any]) -> Any:
@@ -278,13 +285,18 @@ class Items:
         )
         await life.park()
 
-    async def _recover(self, why: str) -> NoReturn:
-        """Wait for an operator: nothing of this run goes on by itself."""
+    async def _recover(self, why: str, doubt: int | None = None) -> NoReturn:
+        """Wait for an operator: nothing of this run goes on by itself.
+
+        Args:
+            doubt: The item whose policy leaves it to an operator.
+        """
         life = self._life
         record = replace(
             life.record,
             state="recovery_required",
             reason=bounded(why),
+            doubt=doubt,
             changed_ms=life.clock.now_ms(),
         )
         if not await life.move(record, "runtime"):

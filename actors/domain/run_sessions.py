@@ -283,6 +283,7 @@ class SessionItems(Items):
             life.record,
             state="recovery_required",
             reason=reason,
+            doubt=item.ordinal,
             changed_ms=life.clock.now_ms(),
         )
         lost = replace(row.record, state="started", session="lost")

@@ -85,6 +85,17 @@ class Agents(Protocol):
     def elsewhere(self, agent: str) -> str | None:
         """Which other live process an agent is in, in words; None where it is in none."""
 
+    def has_provider(self, name: str) -> bool:
+        """Whether the host added a provider under that name."""
+
+    async def choose(self, agent: str, provider: str, model: str, by: str) -> bool | None:
+        """Have an agent go on with another model; whether that changed anything, None where it is
+        not here. A checkpoint. Durable: on return.
+
+        Raises:
+            UnknownProviderError: No provider was added under that name; nothing was done.
+        """
+
     def account_of(self, provider: object) -> AccountUsage:
         """The account that a provider calls with, and what is known of its usage."""
 

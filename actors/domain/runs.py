@@ -39,6 +39,7 @@ from .foreign import failure_of, told
 from .mode import HostMode
 from .persistence import PAUSE_MAX_S, may_land_later
 from .protocol import Due, ForgetInstant, WatchInstant
+from .run_acts import doubtful
 from .run_alerts import alert_of_run
 from .run_claims import Claims
 from .run_context import RunContext
@@ -289,7 +290,11 @@ class Runs(TrioActor):
     async def _claim(self, run: RunId) -> None:
         try:
             handed = self.kept.handed.pop(run, None)
-            decide = self._automatic if handed is None else partial(self._handed_back, run, handed)
+            decide = (
+                partial(self._automatic, run)
+                if handed is None
+                else partial(self._handed_back, run, handed)
+            )
             claim = await self._claims.move(run, decide, "runtime")
         except UnreadableRecordError as error:
             # Exactly this run is held; check and the log name it.
@@ -325,7 +330,7 @@ class Runs(TrioActor):
         """What becomes of a run that was given up, and that nobody took."""
         where = self._agents.elsewhere(handed.agent)
         if where is None or not self._claims.is_handed_over(run):
-            return self._automatic(record)
+            return self._automatic(run, record)
         if record.state not in LIVE:
             return None
         return self._claims.recovery(
@@ -334,7 +339,7 @@ class Runs(TrioActor):
             f"run up within {HANDED_S:.0f} s: have one process add both",
         )
 
-    def _automatic(self, record: Run) -> Run | None:
+    def _automatic(self, run: RunId, record: Run) -> Run | None:
         """What becomes of a run that is due, or whose process died."""
         workflow = self.kept.workflows.get(record.workflow)
         if workflow is None or not (record.state in LIVE or self._is_due(record)):
@@ -342,7 +347,12 @@ class Runs(TrioActor):
         if workflow.version != record.version:
             return self._claims.recovery(record, other_version(record, workflow))
         if record.suspension is not None and not record.suspension.exact:
-            return self._claims.recovery(record, INEXACT)
+            stands = doubtful(self._store, run)
+            return self._claims.recovery(record, INEXACT, None if stands is None else stands[0])
+        choice = record.choice
+        if choice is not None and not workflow.may_use(choice.provider, choice.model):
+            why = f"{choice.provider}/{choice.model} is none of the fallbacks of {workflow.name!r}"
+            return replace(self._claims.recovery(record, why), choice=None)
         return self._claims.taken_up(record)
 
     def _is_due(self, record: Run) -> bool:
@@ -423,9 +433,9 @@ class Runs(TrioActor):
             value = await workflow.function(context, unpacked(life.record.params))
             packed = pack_plain(value, "result")
             life.is_final = True
-            for name, function in workflow.finalisers:
+            for name, function, in_doubt in workflow.finalisers:
                 with context.step("final"):
-                    await context.do(name, function, value)
+                    await context.do(name, function, value, in_doubt=in_doubt)
         except BaseException as error:  # noqa: BLE001 - a workflow's failure is its run's state.
             await self._failed(life, failure_of(error))
             return

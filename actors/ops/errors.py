@@ -55,3 +55,9 @@ class InvalidConfigError(InvalidInputError):
     """A file that declares a host is malformed; nothing was begun. `field`: the path of the key."""
 
     code: ClassVar[str] = "invalid_config"
+
+
+class NeedsHostError(ControlError):
+    """What was asked for is done by a host that runs, and none does here. Nothing was done."""
+
+    code = "needs_host"

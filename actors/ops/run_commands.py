@@ -93,7 +93,7 @@ def resume(
         typer.Option(
             "--in-doubt",
             metavar="retry|done",
-            help="The item that was running when its process died: run it again, or it happened.",
+            help="The item whose end is not recorded: run it again, or it happened.",
         ),
     ] = None,
     result: Annotated[

@@ -43,7 +43,7 @@ from abeyance.storage.tables.waits import Override, WaitReleased
 
 from .answers import report_edit, report_import
 from .client import this_requester
-from .errors import ControlError
+from .errors import ControlError, NeedsHostError
 from .reports import (
     AdmissionReport,
     AgentReport,
@@ -81,12 +81,6 @@ class ReleaseContestedError(ControlError):
     """The waits kept changing while they were released; some may still bind."""
 
     code = "release_contested"
-
-
-class NeedsHostError(ControlError):
-    """What was asked for is done by a host that runs, and none does here. Nothing was done."""
-
-    code = "needs_host"
 
 
 class _WallClock:

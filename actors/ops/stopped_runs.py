@@ -29,6 +29,7 @@ from abeyance.actors.domain.run_acts import (
     cancelled,
     check_decided,
     check_reason,
+    decided,
     read_decision,
     settle_doubt,
 )
@@ -49,7 +50,7 @@ from abeyance.storage.store import Committed, Guard, NotStored, Put
 from abeyance.storage.tables.runs import Choice, Run
 
 from .connection import this_requester
-from .errors import ControlError
+from .errors import ControlError, NeedsHostError
 from .run_reports import (
     RunActReport,
     RunDetailReport,
@@ -121,9 +122,22 @@ class StoppedRuns:
         return self._resume(run, in_doubt, read_decision(in_doubt, result), None)
 
     def use_fallback(self, run: str, *, provider: str, model: str) -> RunActReport:
-        """Have the next host go on with a waiting run on another model. As `resume_run`."""
+        """Have the next host go on with a waiting run on another model. As `resume_run`.
+
+        Whether the run may use it is seen there: where its workflow was added with fallbacks, and
+        this is none of them, it waits for an operator.
+
+        Raises:
+            NeedsHostError: It waits for an agent's held turn, whose model is chosen in its host.
+        """
         check_name(provider, "provider")
         check_name(model, "model")
+        waits = run_record(self._store, read_run_id(self._store, run)).suspension
+        if waits is not None and waits.agent is not None:
+            raise NeedsHostError(
+                f"run {run!r} waits for a turn of agent {waits.agent!r}; nothing was done; start "
+                "its host, and choose that agent's model there (set-model)"
+            )
         return self._resume(run, None, None, Choice(provider=provider, model=model))
 
     def cancel_run(self, run: str, *, reason: str = "") -> RunActReport:
@@ -152,7 +166,9 @@ class StoppedRuns:
                 return None
             check_decided(self._store, run, record, in_doubt)
             # Its life is counted by whoever executes it.
-            resuming = replace(record, state="resuming", changed_ms=self._clock.now_ms())
+            resuming = replace(
+                decided(record, in_doubt), state="resuming", changed_ms=self._clock.now_ms()
+            )
             return resuming if choice is None else replace(resuming, choice=choice)
 
         return self._move(run, this_requester(), decide, in_doubt, packed)

@@ -103,6 +103,8 @@ class Run(Record, frozen=True, kw_only=True):
     result: Packed | None = None
     reason: Text = ""
     """Why it failed, was cancelled, or cannot go on by itself."""
+    doubt: Seq | None = None
+    """The item in doubt that its author's policy left to an operator, while one is to decide."""
     suspension: Suspension | None = None
     choice: Choice | None = None
     schedule: Name | None = None

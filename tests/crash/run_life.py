@@ -20,6 +20,7 @@ import trio
 from abeyance.actors import (
     DidNotHappen,
     Happened,
+    ModelChoice,
     RunContext,
     RunOpenError,
     Runtime,
@@ -33,6 +34,7 @@ from abeyance.actors.testing import WallClock
 from abeyance.storage import crashpoints
 
 KEY = "k"
+FALLBACKS = (ModelChoice("p", "m2"),)
 NOW = 1_791_374_400_000
 HOUR = 3_600_000
 ITEMS = ("gather", "write/a", "write/b", "write/c", "close", "final/file")
@@ -125,7 +127,9 @@ async def live(
     play = Play(effects, clock, stage)
     async with open_runtime(directory / "state", control=False, clock=clock) as runtime:
         # Finalisers are items as others are; the policy of one in doubt is to ask an operator.
-        runtime.add_workflow("five", play.body, finalisers=[("file", play.file)], buffer_s=0)
+        runtime.add_workflow(
+            "five", play.body, finalisers=[("file", play.file)], fallbacks=FALLBACKS, buffer_s=0
+        )
         with trio.fail_after(within_s):
             if stage.start:
                 for key in keys:

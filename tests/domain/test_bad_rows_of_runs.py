@@ -5,10 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from trio.testing import MockClock
 
 from abeyance.actors import RunContext
+from abeyance.actors.ops.stopped import StoppedStore
+from abeyance.storage import codec
 from abeyance.storage.errors import UnreadableRecordError
+from abeyance.storage.lmdb_store import LmdbStore
+from abeyance.storage.store import Committed, Put, Request
 
 from .damage import DAMAGES, damage
 from .test_runs import HOUR, Effects, comes, settled, wall
@@ -130,3 +135,77 @@ async def test_bad_row_of_the_history_costs_nothing_but_itself(
             "running",
             "completed",
         ]
+
+
+@each_damage
+@pytest.mark.parametrize("state", [None, "open", "waiting_for_capacity"])
+async def test_run_whose_row_cannot_be_read_is_listed_as_that_beside_the_others(
+    world: World, virtual_time: MockClock, waiting_two: Effects, how: str, state: Any
+) -> None:
+    damage(world.directory, world.clock, "runs", ("ana", 1), how)
+    async with world.open() as runtime:
+        ana, bo = sorted(runtime.runs(state=state), key=lambda each: each.key)
+        assert (ana.id, ana.state, bo.state) == ("ana@1", "unreadable", "waiting_for_capacity")
+        assert ana.unreadable is not None
+        assert ana.unreadable in ana.text()
+        assert ana.workflow == ("" if state is None else "two")
+        assert bo.unreadable is None
+        listed = {each.id for each in runtime.runs(state="open", workflow="two")}
+        assert listed == {"ana@1", "bo@1"}
+        assert runtime.runs(state="completed") == ()
+        assert runtime.runs(state="open", workflow="other") == ()
+    store = StoppedStore(world.directory, writing=False)
+    assert {each.state for each in store.runs().runs} == {"unreadable", "waiting_for_capacity"}
+    store.close()
+
+
+@pytest.mark.parametrize("state", [None, "completed"])
+async def test_result_that_an_earlier_version_kept_and_nobody_can_read_hides_nothing_else(
+    world: World, virtual_time: MockClock, state: Any
+) -> None:
+    """Maps whose keys are no text were kept, and are not read."""
+
+    async def body(run: RunContext, params: Any) -> Any:
+        return await run.do("act", lambda: {"a": params})
+
+    async with world.open() as runtime:
+        runtime.add_workflow("w", body)
+        for key in ("ana", "bo"):
+            await (await runtime.start_run(key, "w", key)).wait()
+    kept = codec.pack({17: 1})
+    store = LmdbStore.open(world.directory, clock_ms=lambda: 1)
+    for table, key in (("runs", ("ana", 1)), ("run_items", ("ana", 1, 0))):
+        row = store.get(table, key)
+        assert row is not None
+        put = Put(table, key, codec.encode(replace(row.record, result=kept)))
+        assert isinstance(store.commit(Request(puts=(put,)))[0], Committed)
+    store.close()
+    async with world.open() as runtime:
+        runtime.add_workflow("w", body)
+        ana, bo = sorted(runtime.runs(state=state), key=lambda each: each.key)
+        assert (ana.state, ana.result, bo.result) == ("completed", None, {"a": "bo"})
+        assert ana.unreadable is not None
+        assert ana.unreadable.startswith("its result cannot be read")
+        assert runtime.run("ana") == ana
+        (step,) = runtime.run_steps("ana")
+        assert (step.state, step.result) == ("done", None)
+        assert "cannot be read" in step.error
+        assert runtime.run_steps("bo")[0].result == {"a": "bo"}
+        assert (await (await runtime.start_run("ana", "w", 1)).wait()).result == {"a": 1}
+
+
+async def test_run_that_stands_behind_a_result_nobody_can_read_waits_for_an_operator(
+    world: World, virtual_time: MockClock, waiting_two: Effects
+) -> None:
+    store = LmdbStore.open(world.directory, clock_ms=lambda: 1)
+    row = store.get("run_items", ("ana", 1, 0))
+    assert row is not None
+    bad = replace(row.record, result=codec.pack({17: 1}))
+    store.commit(Request(puts=(Put("run_items", ("ana", 1, 0), codec.encode(bad)),)))
+    store.close()
+    async with world.open() as runtime:
+        runtime.add_workflow("two", two(waiting_two))
+        await comes(lambda: runtime.run("bo").ended)
+        await comes(lambda: runtime.run("ana").state == "recovery_required")
+        assert "cannot be read" in runtime.run("ana").reason
+    assert waiting_two.log == ["before ana", "before bo", "bo"]

@@ -91,7 +91,7 @@ def test_run_is_steered_from_a_hosts_thread_and_a_second_press_changes_nothing(
     host: HostedRuntime,
 ) -> None:
     pages = Pages(walls=2)
-    host.add_workflow("pages", pages.body)
+    host.add_workflow("pages", pages.body, fallbacks=[ModelChoice("p2", "m2")])
     run = host.start_run("k", "pages", block=False).get(timeout=WAIT_S)
     until_waiting(host, run.id)
     assert host.resume_run("k", requester="ops") == RunReceipt(

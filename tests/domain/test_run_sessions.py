@@ -14,6 +14,7 @@ from trio.testing import MockClock
 from abeyance.actors import RunContext, RunStateError, StepFailedError
 from abeyance.actors.domain.run_errors import InvalidRunError
 from abeyance.actors.domain.run_sessions import CLOSE_S, RunSession
+from abeyance.actors.ops.stopped import StoppedStore
 from abeyance.actors.providers import ModelRequest, UsageWindow
 from abeyance.actors.providers.port import Permit, PermitError, ProviderMessage, permitted
 from abeyance.actors.providers.sessions import NativeSession, SessionLostError, has_sessions
@@ -683,3 +684,30 @@ async def test_scripted_session_resumes_what_was_said_and_is_lost_when_it_is_tol
         with pytest.raises(SessionLostError):
             async with provider.session(handle):
                 raise AssertionError("it was resumed")
+
+
+@pytest.mark.parametrize("door", ["stopped", "host", "host that dies"])
+async def test_session_without_a_handle_that_an_operator_has_opened_anew_goes_on(
+    world: World, virtual_time: MockClock, door: str
+) -> None:
+    """The decision stands, whoever executes the run after it."""
+    coder = Coder(world, ScriptedSessions(resumable=False))
+    async with world.open() as runtime:
+        run = await walled(world, coder)
+        await passes(2)
+        await until(lambda: run.status().state == "recovery_required")
+        if door != "stopped":
+            if door == "host that dies":
+                # It has claimed the run, and executes nothing of it.
+                world.ref("runs").suspend()
+            await runtime.resume_run(run.id, requester="ops", in_doubt="retry")
+            assert run.status().state == "resuming"
+    if door == "stopped":
+        store = StoppedStore(world.directory, writing=True)
+        assert store.resume_run(run.id, in_doubt="retry").changed
+        store.close()
+    async with world.open() as runtime:
+        runtime.add_workflow("code", coder.body)
+        with trio.fail_after(600):
+            assert (await runtime.wait_run(run.id)).state == "completed"
+    assert coder.log == ALL

@@ -17,6 +17,7 @@ from abeyance.actors import (
     AgentSpec,
     DidNotHappen,
     Happened,
+    ModelChoice,
     RunContext,
     RunEndedError,
     RunHandle,
@@ -459,7 +460,7 @@ async def test_fallback_that_an_operator_names_goes_on_with_the_same_item(
         return await run.do("call", call, model)
 
     async with world.open() as runtime:
-        runtime.add_workflow("one", one)
+        runtime.add_workflow("one", one, fallbacks=[ModelChoice("openai", "gpt")])
         run = await runtime.start_run("k", "one")
         await until(lambda: run.status().state == "waiting_for_capacity_unknown")
         await runtime.use_fallback("k", provider="openai", model="gpt", requester="ops")
@@ -891,6 +892,10 @@ async def test_malformed_argument_of_a_verb_is_refused_by_its_field_and_changes_
         ({"finalisers": [("a/b", print)]}, "finalisers[0][0]"),
         ({"finalisers": [("a", print), ("a", print)]}, "finalisers[1][0]"),
         ({"finalisers": [("a", None)]}, "finalisers[0][1]"),
+        ({"finalisers": [("a", print, "perhaps")]}, "finalisers[0][2]"),
+        ({"finalisers": ["a"]}, "finalisers[0]"),
+        ({"fallbacks": [("p", "m")]}, "fallbacks[0]"),
+        ({"fallbacks": [ModelChoice("", "m")]}, "fallbacks[0].provider"),
     ],
 )
 async def test_malformed_workflow_is_refused_by_its_field(
@@ -1128,7 +1133,7 @@ async def test_item_that_was_running_at_a_crash_is_settled_by_its_policy(
         world.ref("runs").kill()
         if in_doubt in ("unknown", "recover"):
             await until(lambda: run.status().state == "recovery_required")
-            assert "'act' was running when its process died" in run.status().reason
+            assert "'act' was begun and its end is not recorded" in run.status().reason
             with pytest.raises(RunStateError, match="needs a decision"):
                 await runtime.resume_run(run.id, requester="ops")
             receipt = await runtime.resume_run(

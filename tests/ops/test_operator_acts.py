@@ -12,7 +12,15 @@ from typing import Any, NamedTuple
 import pytest
 import trio
 
-from abeyance.actors import AgentSpec, HostedRuntime, RunContext, Runtime, Tool, open_runtime
+from abeyance.actors import (
+    AgentSpec,
+    HostedRuntime,
+    ModelChoice,
+    RunContext,
+    Runtime,
+    Tool,
+    open_runtime,
+)
 from abeyance.actors.core.errors import AbeyanceError
 from abeyance.actors.domain.errors import InvalidInputError, NotPermittedError
 from abeyance.actors.domain.protocol import RecordWait
@@ -248,7 +256,7 @@ async def prepare(runtime: Runtime) -> None:
     await runtime.open_conversation("ana", channel="c")
     await crash(runtime, "one")
     runtime._system.start(Crashing, name="gone")
-    runtime.add_workflow("walled", _walled)
+    runtime.add_workflow("walled", _walled, fallbacks=[ModelChoice("p", "m2")])
     with runtime.events(kinds={"run_changed"}) as events:
         await runtime.start_run("k", "walled", requester="setup")
         while not runtime.run("k").state.startswith("waiting"):

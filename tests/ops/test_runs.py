@@ -84,7 +84,7 @@ async def until_waiting(runtime: Runtime, run: str) -> None:
 
 
 async def suspended(runtime: Runtime, pages: Pages, key: str = "k") -> None:
-    runtime.add_workflow("pages", pages.body)
+    runtime.add_workflow("pages", pages.body, fallbacks=[ModelChoice("openai", "gpt")])
     run = await runtime.start_run(key, "pages")
     await until_waiting(runtime, run.id)
 
