@@ -111,7 +111,7 @@ async def test_run_that_needs_an_operator_raises_one_alert(
         (alert,) = await told(world)
         assert (alert.kind, alert.agent) == ("run_recovery", "k")
         assert "needs an operator" in alert.text
-        assert "'slow' was running" in alert.text
+        assert "'slow' was begun" in alert.text
 
 
 async def test_run_that_waits_for_a_held_turn_raises_none_beside_the_holds(

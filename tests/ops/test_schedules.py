@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from abeyance.actors import RunContext, open_runtime
+from abeyance.actors.domain import alarm
 from abeyance.actors.events import ScheduleOccurred
 from abeyance.actors.ops import cli
 from abeyance.actors.testing import WallClock
@@ -152,9 +153,11 @@ async def test_schedule_is_paused_resumed_and_removed_safely_twice(
 
 
 async def test_host_that_lives_goes_by_what_was_decided_on_its_store_from_outside(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A host that serves no socket: the command line decides on the rows that it goes by."""
+    # What is waited for really is the alarm's next look at the wall clock.
+    monkeypatch.setattr(alarm, "LOOK_EVERY_S", 0.1)
     state, clock = tmp_path / "state", WallClock(NOW)
     async with open_runtime(state, clock=clock, control=False) as runtime:
         runtime.add_workflow("report", body)

@@ -35,7 +35,7 @@ PROVIDER: Final = "abeyance.actors.ops.demo.runs.provider"
 ENDPOINT: Final = "abeyance.actors.ops.demo.runs.endpoint"
 STEP_S_MAX: Final = 60.0 + play.WALL_S_MAX
 """How long one thing that is waited for may take; the wall itself is part of one."""
-STARTS_IN_THE_WAIT: Final = 6
+STARTS_IN_THE_WAIT: Final = 4
 """How many process starts, one after the other, must fit between the wall and its end."""
 _DEMO_S_MAX: Final = 300.0
 
@@ -95,9 +95,15 @@ class _Director:
 
     async def _play(self, nursery: trio.Nursery) -> None:
         self.stage.heading("A report of five steps, which posts as it goes")
-        provider, base_url = await self._serve(nursery, PROVIDER, self.wire)
-        held = ("--held", play.HELD_POST)
-        endpoint, url = await self._serve(nursery, ENDPOINT, self.posts, *held)
+        served: dict[str, tuple[Child, str]] = {}
+
+        async def serve(module: str, log: Path, *options: str) -> None:
+            served[module] = await self._serve(nursery, module, log, *options)
+
+        async with trio.open_nursery() as both:
+            both.start_soon(serve, PROVIDER, self.wire)
+            both.start_soon(serve, ENDPOINT, self.posts, "--held", play.HELD_POST)
+        (provider, base_url), (endpoint, url) = served[PROVIDER], served[ENDPOINT]
         nursery.start_soon(self._watch_wire)
         self._arguments = [
             *("--state", os.fspath(self.state), "--base-url", base_url, "--endpoint", url)
@@ -150,14 +156,19 @@ class _Director:
 
     async def _end(self, hosts: list[Child], endpoint: Child) -> None:
         self.stage.heading("It has completed; an operator presses resume and cancel")
-        presses = []
-        for verb in ("resume", "cancel"):
+        presses: dict[str, Mapping[str, Any]] = {}
+
+        async def press(verb: str) -> None:
             printed, status = await self._command(verb, os.fspath(self.state), play.KEY, "--json")
             pressed = json.loads(printed) if status == 0 else {}
-            presses.append({**pressed, "exit": status})
+            presses[verb] = {**pressed, "exit": status}
             self.stage.say("shell", f"$ abeyance {verb} .../state {play.KEY} --json")
             self.stage.show(json.dumps(pressed))
-        self.evidence.presses = presses
+
+        async with trio.open_nursery() as pressing:
+            for verb in ("resume", "cancel"):
+                pressing.start_soon(press, verb)
+        self.evidence.presses = [presses["resume"], presses["cancel"]]
         async with trio.open_nursery() as reading:
             reading.start_soon(self._read_end)
             reading.start_soon(self._show, "runs", os.fspath(self.state), play.KEY)
