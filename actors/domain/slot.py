@@ -24,7 +24,7 @@ import itertools
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Final
 
 import trio
 
@@ -36,11 +36,11 @@ from abeyance.actors.core import (
     TrioActor,
 )
 from abeyance.actors.core.errors import OutcomeUnknownError
-from abeyance.actors.core.logs import Log
 from abeyance.storage.errors import InvalidRequestError, StorageError, UnreadableRecordError
 from abeyance.storage.store import (
     Chain,
     Committed,
+    Guard,
     NotStored,
     Outcome,
     Refused,
@@ -48,7 +48,6 @@ from abeyance.storage.store import (
     Store,
 )
 
-from . import events
 from .errors import (
     AgentEndedError,
     InboxFullError,
@@ -58,19 +57,16 @@ from .errors import (
 )
 from .mode import DeferWrites
 from .protocol import Requests
-from .slot_absent import ABSENT_S, plan_absent_end
-from .slot_accepts import Accepts
 from .slot_acts import Act, SlotKept
 from .slot_again import read_again
 from .slot_approvals import ApprovalDecided, AskApprovals, Decide
 from .slot_batches import plan_accepts
 from .slot_book import SlotBook
-from .slot_cancel import CancelReceipt, CancelTurn, FindTurn
-from .slot_edits import next_forget_ms, plan_forget
+from .slot_cancel import CancelTurn, FindTurn
+from .slot_chores import Chore, Chores, LookAtHolder, Prune, Tidy
 from .slot_ids import Ids, check_same
 from .slot_line import Line, must_wait
 from .slot_listeners import Listeners
-from .slot_long import LongRequest, Planned
 from .slot_messages import (
     Accept,
     AcceptMany,
@@ -89,7 +85,6 @@ from .slot_messages import (
     Receipt,
     RecordRound,
     Retract,
-    Rewake,
     RewindReceipt,
     RewindSlot,
     StartPair,
@@ -102,61 +97,27 @@ from .slot_messages import (
     WithdrawStart,
     taken,
 )
+from .slot_outgoing import Outgoing, Part, Together
 from .slot_pairs import ended_pair, open_pair
 from .slot_plans import plan
 from .slot_poison import blame
 from .slot_recall import recall
-from .slot_rewind import check_rewind, next_prune_ms, plan_prune
+from .slot_rewind import check_rewind
 from .slot_rows import read_owner
-from .slot_subjects import Retraction, plan_accept, plan_retract
+from .slot_subjects import plan_accept, plan_retract
+from .slot_told import Told
 from .slot_turns import Plan
 from .slot_view import SlotView
 
-_logger = Log(__name__)
-
-HAND_OVER_MAX: Final = 32
-"""Requests handed to the journal in one message: as many as it answers before the loop gets a
-turn, for they are answered in one."""
-PRUNE_EVERY_S: Final = 3_600.0
-"""How often, at least, the wall clock is looked at while rewound rows wait to be deleted."""
-PRUNE_PAUSE_S: Final = 0.1
-"""Between two parts that are deleted, so that nobody waits for many of them."""
 MORE_MAX: Final = 3
 """Messages that are accepted in the handling of one. The time is looked at with every eighth of
 those, so that it is overrun by less than half a millisecond."""
-TIDY_AGAIN_S: Final = 5.0
-"""Until what only tidies up is tried again where the store refused it."""
-
-
-class _Tidy:
-    """Told to itself, later: land what waits in an idle slot, delete what is answered."""
-
-
-class _LookAtHolder:
-    """Told to itself, later: whether the agent for whose turn others wait is here."""
-
-
-class _Prune:
-    """Told to itself, later: delete a part of what was rewound long ago."""
 
 
 class _SpoiledMirrorError(ActorCrashError):
     """Planning failed half way; the mirror is not to be trusted any more."""
 
     code = "spoiled_mirror"
-
-
-_Planned: TypeAlias = tuple[Planned | Accepts, Sequence[Act]]
-"""What the journal is to be handed, and the acts that it decides."""
-_Part: TypeAlias = list[tuple[Request, Sequence[Act]]]
-"""What it is handed in one message."""
-
-
-class _Together(NamedTuple):
-    """Messages whose acceptance is one request."""
-
-    accepts: Accepts
-    acts: list[Act]
 
 
 class Slot(TrioActor):
@@ -180,15 +141,11 @@ class Slot(TrioActor):
         self._line = Line()
         self._ids = Ids(store, slot)
         self._listeners: Listeners
-        self._planned: list[_Planned] = []
-        self._open: _Together | None = None
-        """The last that is planned, if more messages may join it."""
-        self._has_planned = trio.Event()
+        self._out = Outgoing(self._standing, self._ask_journal)
+        self._told: Told
+        self._chores: Chores
         self._lost: OwnershipLostError | None = None
         self._reborn = False
-        self._looks_later = False
-        self._tidies_later = False
-        self._prunes_later = False
         self._book: SlotBook
 
     @classmethod
@@ -202,13 +159,15 @@ class Slot(TrioActor):
             await self._journal.ask(Request())
         self._reborn = self.incarnation > 1
         self._listeners = Listeners(self.kept)
+        self._told = Told(self._slot, self.kept, self._listeners, self._ids, self.emit)
+        self._chores = Chores(self._out, self.after, self._cell.system.clock)
         for _ in self._read_book():
             await trio.lowlevel.checkpoint()
-        self.spawn(self._hand_over, name=f"{self._slot}: hand over")
+        self.spawn(self._out.hand_over, name=f"{self._slot}: hand over")
         if self._lost is not None:
             return
-        self._tidy()
-        self._prune_later()
+        self._chores.tidy(self._book, self._chain)
+        self._chores.prune_later(self._book)
         for agent, wakes in self._book.wakes.items():
             if wakes:
                 # A predecessor may have died between the commit and the telling.
@@ -292,17 +251,8 @@ class Slot(TrioActor):
             case ReadOpenTurn(agent):
                 self._book.attach(agent)
                 return self._book.open_turn(agent)
-            case _LookAtHolder():
-                self._looks_later = False
-                self._look_at_holder()
-                return None
-            case _Prune():
-                self._prune()
-                return None
-            case _Tidy():
-                self._tidies_later = False
-                if self._lost is None:
-                    self._tidy()
+            case LookAtHolder() | Prune() | Tidy():
+                self._do(message)
                 return None
             case _:
                 raise TypeError(f"a slot takes no {type(message).__name__}")
@@ -395,7 +345,7 @@ class Slot(TrioActor):
         message, book = act.message, self._book
         if book.answered:
             # Before whatever may end the turn that answered them.
-            self._plan_requests(book.forget_answered(self._chain))
+            self._out.plan(book.forget_answered(self._chain))
         try:
             if message.__class__ is Accept:
                 planned = self._plan_accept(act)
@@ -403,7 +353,7 @@ class Slot(TrioActor):
                     return
             elif must_wait(book, message):
                 self._line.join(act)
-                self._look_later()
+                self._chores.look_later()
                 return
             else:
                 planned = self._plan_of(act)
@@ -422,7 +372,7 @@ class Slot(TrioActor):
         if isinstance(planned.answer, TurnStart):
             self.kept.granted[message.agent] = planned.answer
         self._acts.append(act)
-        self._plan_requests(planned.requests, (act,), due=act.due)
+        self._out.plan(planned.requests, (act,), due=act.due)
 
     def _plan_of(self, act: Act) -> Plan:
         book, chain, message = self._book, self._chain, act.message
@@ -441,9 +391,9 @@ class Slot(TrioActor):
             if earlier is not None:
                 # Of a batch: a barrier comes in behind it.
                 return Plan([Request(chain=chain)], 1, earlier)
-        together = self._open
+        together = opened = self._out.open
         if together is None or act.alone or not together.accepts.has_room(accept):
-            together = _Together(book.accepts(accept.agent), [])
+            together = Together(book.accepts(accept.agent), [])
         if accept.subject is None:
             entry, seq = book.accept(accept, together.accepts)
             receipt = taken(accept.message, entry, seq)
@@ -458,9 +408,8 @@ class Slot(TrioActor):
         act.due, act.answer = 1, receipt
         self._acts.append(act)
         together.acts.append(act)
-        if together is not self._open:
-            self._plan_requests([together.accepts], together.acts)
-            self._open = None if act.alone else together
+        if together is not opened:
+            self._out.begin(together, alone=act.alone)
         return None
 
     def _plan_batch(self, many: AcceptMany, act: Act) -> Plan:
@@ -486,115 +435,26 @@ class Slot(TrioActor):
         ids.take(act, fresh)
         return planned
 
-    def _plan_requests(
-        self, requests: Sequence[Planned | Accepts], acts: Sequence[Act] = (), *, due: int = 1
-    ) -> None:
-        """Plan requests for the journal; the first of them, as many as are due, decide the acts."""
-        if requests:
-            if not self._planned:
-                self._has_planned.set()
-            self._open = None
-            self._planned += [
-                (request, acts if place < due else ()) for place, request in enumerate(requests)
-            ]
-
-    def _tidy(self) -> None:
-        self._plan_requests(self._book.forget_answered(self._chain))
-        self._plan_requests(self._book.drain_idle(self._chain))
-
-    def _prune(self) -> None:
-        """Delete a part of what was rewound long ago, and look again later."""
-        self._prunes_later = False
-        if self._lost is None:
-            now_ms = self._cell.system.clock.now_ms()
-            self._plan_requests(plan_prune(self._book, self._chain, now_ms))
-            self._plan_requests(plan_forget(self._book, self._chain, now_ms))
-            self._prune_later()
-
-    def _prune_later(self) -> None:
-        due = [next_prune_ms(self._book), next_forget_ms(self._book)]
-        due_ms = min((at_ms for at_ms in due if at_ms is not None), default=None)
-        if due_ms is None or self._prunes_later:
+    def _do(self, chore: Chore) -> None:
+        """What the slot does by itself, now that its time has come."""
+        if self._lost is not None:
             return
-        left_s = (due_ms - self._cell.system.clock.now_ms()) / 1_000
-        self._prunes_later = True
-        self.after(min(max(left_s, PRUNE_PAUSE_S), PRUNE_EVERY_S), _Prune())
-
-    def _look_later(self) -> None:
-        if not self._looks_later:
-            self._looks_later = True
-            self.after(ABSENT_S, _LookAtHolder())
-
-    def _look_at_holder(self) -> None:
-        """End the turn that others wait for where its agent is not here to go on with it."""
-        holder = self._book.lease.agent
-        if not self._line or holder is None or self._lost is not None:
-            return
-        if self._listeners.is_here(holder) or self._book.is_deferring:
-            self._look_later()
-            return
-        _logger.warning(
-            "a turn of agent %r is ended: the agent is not here, and another waits for slot %r",
-            holder,
-            self._slot,
-            agent=holder,
-        )
-        now_ms = self._cell.system.clock.now_ms()
-        self._plan_requests(plan_absent_end(self._book, now_ms, self._chain).requests)
-        self._grant_waiting()
+        book, chain, awaited = self._book, self._chain, bool(self._line)
+        if self._chores.do(chore, book, chain, self._listeners, awaited):
+            self._grant_waiting()
 
     def _grant_waiting(self) -> None:
         """Start whoever waits, in order, for as long as the lease is free."""
         while self._line and not self._book.is_leased:
             self._plan(self._line.next())
 
-    async def _hand_over(self) -> None:
-        """Hand what was planned to the journal: all that one drain of the mailbox planned."""
-        while True:
-            await self._has_planned.wait()
-            self._has_planned = trio.Event()
-            planned, self._planned, self._open = self._planned, [], None
-            part: _Part = []
-            weight = 0
-            for request, acts in planned:
-                if isinstance(request, LongRequest):
-                    # What is ahead of it does not wait for it; what is behind does.
-                    self._ask_journal(part, weight)
-                    encoded = await self._encoded(request)
-                    if encoded is None:
-                        part = []
-                        break
-                    part, weight = [(encoded, acts)], 1
-                    continue
-                weighs = request.count if isinstance(request, Accepts) else 1
-                if part and weight + weighs > HAND_OVER_MAX:
-                    self._ask_journal(part, weight)
-                    part, weight = [], 0
-                if isinstance(request, Accepts):
-                    request = request.request(self._book.owner, self._chain)
-                part.append((request, acts))
-                weight += weighs
-            self._ask_journal(part, weight)
+    def _standing(self) -> tuple[Guard, Chain]:
+        return self._book.owner, self._chain
 
-    def _ask_journal(self, part: _Part, weight: int) -> None:
-        if part:
-            requests = Requests([request for request, _ in part])
-            requests.weight = weight
-            self.ask(self._journal, requests, tag=(self._chain.epoch, part))
-
-    async def _encoded(self, request: LongRequest) -> Request | None:
-        """Make the rows of a request, in steps; None where what it was planned on is no more, and
-        it and all that is behind it were planned again meanwhile."""
-        epoch, steps = self._chain.epoch, request.encoded()
-        while True:
-            try:
-                next(steps)
-            except StopIteration as done:
-                encoded: Request = done.value
-                return encoded
-            await trio.lowlevel.checkpoint()
-            if self._chain.epoch != epoch:
-                return None
+    def _ask_journal(self, part: Part, weight: int) -> None:
+        requests = Requests([request for request, _ in part])
+        requests.weight = weight
+        self.ask(self._journal, requests, tag=(self._chain.epoch, part))
 
     # -- outcomes ----------------------------------------------------------------------------
 
@@ -623,13 +483,14 @@ class Slot(TrioActor):
     def _plan_anew(
         self,
         outcome: Refused | NotStored,
-        behind: _Part,
+        behind: Part,
         outcomes: tuple[Outcome, ...],
     ) -> None:
         """Read the book again, and plan every act that is not answered again, in order."""
         acts, self._acts = self._acts, deque()
         starts = self._line.leave_all()
-        self._planned, self._open, self._ids.acts = [], None, {}
+        self._out.drop()
+        self._ids.acts = {}
         for act in acts:
             if isinstance(act.message, Dispose):
                 self.kept.ended.discard(act.message.agent)  # Unless it is planned again below.
@@ -669,11 +530,9 @@ class Slot(TrioActor):
             return
         self._grant_waiting()
         if tidied:
-            self._tidy()
-        elif not self._tidies_later:
-            # At once again would be as often as the disk can refuse.
-            self._tidies_later = True
-            self.after(TIDY_AGAIN_S, _Tidy())
+            self._chores.tidy(self._book, self._chain)
+        else:
+            self._chores.tidy_later()
 
     def _blame(self, request: Request, error: Exception) -> bool:
         """Whether a request was refused for a message that it was to move; one that was refused so
@@ -682,34 +541,17 @@ class Slot(TrioActor):
             return False
         now_ms = self._cell.system.clock.now_ms()
         blamed = blame(self._book, request, error, self.kept.refusals, self._chain, now_ms)
-        self._plan_requests(blamed or [])
+        self._out.plan(blamed or [])
         return blamed is not None
 
     def _committed(self, act: Act) -> None:
         message, answer = act.message, act.answer
-        if isinstance(message, AcceptMany):
-            self._accepted(message, answer)
-        elif isinstance(message, Retract | EditSlot | UndoEdit | CancelTurn) and answer is None:
+        if isinstance(message, Retract | EditSlot | UndoEdit | CancelTurn) and answer is None:
             self._plan(act)
             return
-        elif isinstance(message, Decide):
-            self._listeners.tell(message.agent, ApprovalDecided(message.key))
-        elif isinstance(answer, CancelReceipt):
-            assert answer.turn is not None
-            self._listeners.tell_withdrawn(message.agent, TurnWithdrawn(answer.turn))
-        elif isinstance(answer, Retraction):
-            answer = self._retracted(answer)
-        elif isinstance(message, Rewake):
-            self._listeners.tell_woken(
-                message.agent, next(reversed(self._book.wakes[message.agent]))
-            )
-        elif isinstance(message, StartTurn):
-            self.kept.granted.pop(message.agent, None)
-        elif isinstance(answer, RewindReceipt):
-            self._rewound(message, answer)
-        elif isinstance(answer, EditReceipt):
-            self._edited(message, answer)
-        act.set(answer)
+        if isinstance(answer, RewindReceipt | EditReceipt):
+            self._chores.prune_later(self._book)
+        act.set(self._told.committed(act, self._book))
 
     def _accepted_one(self, act: Act) -> None:
         accept, receipt = act.message, act.answer
@@ -718,46 +560,9 @@ class Slot(TrioActor):
         if accept.wake:
             self._listeners.tell_woken(accept.agent, receipt.seq)
         if receipt.replaces is not None:
-            self._replaced(accept.agent, receipt)
+            self._told.replaced(accept.agent, receipt, self._book)
         for reply in act.replies:
             reply.set(receipt)
-
-    def _accepted(self, many: AcceptMany, receipts: tuple[Receipt, ...]) -> None:
-        self._ids.settle(many)
-        for accept, receipt in zip(many.accepts, receipts, strict=True):
-            if accept.wake:
-                self._listeners.tell_woken(accept.agent, receipt.seq)
-                break
-        for receipt in receipts:
-            if receipt.replaces is not None:
-                self._replaced(many.accepts[0].agent, receipt)
-
-    def _replaced(self, agent: str, receipt: Receipt) -> None:
-        assert receipt.replaces is not None
-        self._book.gone.pop(receipt.replaces, None)
-        self.emit(events.MessageReplaced, agent=agent, id=receipt.replaces, by=receipt.id)
-
-    def _retracted(self, done: Retraction) -> Receipt:
-        self._book.gone.pop(done.receipt.id, None)
-        self.emit(events.MessageRetracted, agent=done.agent, id=done.receipt.id)
-        if done.withdrawn is not None:
-            self._listeners.tell_withdrawn(done.agent, done.withdrawn)
-        return done.receipt
-
-    def _edited(self, message: EditSlot | UndoEdit, receipt: EditReceipt) -> None:
-        self._book.edits.settle(receipt.edit)
-        self._prune_later()
-        kind = events.EditUndone if isinstance(message, UndoEdit) else events.MessageEdited
-        number, id_, seq = receipt
-        self.emit(kind, agent=self._slot, id=id_, edit=number, seq=seq, by=message.by)
-
-    def _rewound(self, message: Any, receipt: RewindReceipt) -> None:
-        self._prune_later()
-        act = message.rewind if isinstance(message, EndTurn) else message
-        if act is not None and receipt.first is not None:
-            kind = events.RewindUndone if isinstance(act, UndoRewind) else events.SlotRewound
-            first, last = receipt
-            self.emit(kind, agent=self._slot, first=first, last=last, by=act.by)
 
 
 def _part(acts: Sequence[Act]) -> None:

@@ -22,7 +22,8 @@ from abeyance.storage.tables.waits import LogLine
 
 from .approvals import DEADLINE, ApprovalKey, ApprovalReceipt, name_of
 from .errors import ApprovalDecidedError, UnknownApprovalError
-from .slot_book import OPS_RESERVE, Draft, SlotBook
+from .slot_book import OPS_RESERVE, SlotBook
+from .slot_draft import Draft
 from .slot_long import Planned, guarded
 from .slot_turns import Plan, held_by
 

@@ -26,14 +26,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 from msgspec.structs import replace
 
 from abeyance.storage.codec import encode
 from abeyance.storage.errors import RequestTooLargeError
-from abeyance.storage.store import Append, Chain, Delete, Guard, Put, Record, Request, Store, Value
+from abeyance.storage.store import Chain, Delete, Guard, Put, Request, Store, Value
 from abeyance.storage.tables.blocks import Block
 from abeyance.storage.tables.slots import (
     Body,
@@ -50,13 +49,15 @@ from .errors import InboxFullError
 from .ingress import identity
 from .mode import read_mode
 from .slot_accepts import Accepts
+from .slot_draft import Counted, Draft
 from .slot_edit_book import EditBook
 from .slot_forms import Moved, inboxed, moving_rows, wake_of
-from .slot_long import LONG_ROWS, LongRequest, Op, Planned
+from .slot_long import LONG_ROWS, LongRequest, Planned
 from .slot_messages import Accept, Rewake
+from .slot_opening import STEP_ROWS, read_carried, read_numbers, read_ranges, read_unread
 from .slot_ranges import SlotRanges
-from .slot_reading import EVERY_PLACE, Reading, joined, read_forked, reading
-from .slot_rows import read_rows, read_standing, spans
+from .slot_reading import Reading, joined, read_forked, reading
+from .slot_rows import read_rows
 
 INBOX_ROWS_MAX: Final = 10_000
 INBOX_BYTES_MAX: Final = 256 * 1024 * 1024
@@ -64,10 +65,6 @@ OPS_RESERVE: Final = 16
 """Operations of a request kept free for what is not a moved message."""
 OPS_A_MESSAGE: Final = 4
 """Moving one message: out of the inbox, into the slot, its id row, its wake."""
-OPS_A_MOVE: Final = 3
-"""The same without its wake."""
-STEP_ROWS: Final = 128
-"""Rows of a slot that are read before the loop gets a turn: about half a millisecond."""
 PAYLOAD_RESERVE: Final = 256 * 1024
 """Bytes of a request kept free for what is not the content of a message."""
 
@@ -75,50 +72,6 @@ Subject: TypeAlias = tuple[str | None, str, str | None, str | None]
 """Agent (None: the slot's own), author, channel, subject."""
 
 _FREE: Final = Lease(token=0, entry_next=1, seq_next=1, request_next=1)
-
-
-@dataclass(slots=True)
-class Counted:
-    """A row with the counter it will have once what is planned is in."""
-
-    record: Any
-    counter: int
-
-    @classmethod
-    def read(cls, store: Store, table: str, key: Any, absent: Any = None) -> Counted:
-        row = store.get(table, key)
-        return cls(absent, 0) if row is None else cls(row.record, row.counter)
-
-
-@dataclass(slots=True)
-class Draft:
-    """A request under construction. The last put of a key is what is written."""
-
-    puts: dict[tuple[str, Any], Put] = field(default_factory=dict)
-    deletes: list[Delete] = field(default_factory=list)
-    appends: list[Append] = field(default_factory=list)
-    moved: list[Moved] = field(default_factory=list)
-    """Messages that are many: their rows are made later."""
-    writes_lease: bool = False
-    guards: tuple[Guard, ...] = ()
-    """Beside those of the slot itself."""
-
-    @property
-    def ops(self) -> int:
-        """What it puts and deletes."""
-        return len(self.puts) + len(self.deletes) + OPS_A_MOVE * len(self.moved)
-
-    def put(self, table: str, key: Any, record: Record) -> None:
-        self.put_value(table, key, encode(record))
-
-    def put_value(self, table: str, key: Any, value: Value) -> None:
-        self.puts[table, key] = Put(table, key, value)
-
-    def put_counted(self, table: str, key: Any, row: Counted, record: Record) -> None:
-        """Put a row whose predicted counter is kept; once a draft."""
-        self.put(table, key, record)
-        row.record = record
-        row.counter += 1
 
 
 class SlotBook:
@@ -164,70 +117,10 @@ class SlotBook:
             self.inbox_bytes += row.body_bytes
             if place % STEP_ROWS == 0:
                 yield
-        self._settle_numbers()
-        yield from self._settle_ranges()
-        yield from self._settle_unread()
-
-    def _settle_numbers(self) -> None:
-        """The next numbers are the larger of the lease's and the last rows' (I3)."""
-        lease, slot = self.lease, self.slot
-        entry_next, seq_next = lease.entry_next, lease.seq_next
-        for key, _ in read_rows(self.store, "slots", (slot,), reverse=True, limit=1):
-            seq_next = max(seq_next, int(key[-1]) + 1)
-        for key, _ in read_rows(self.store, "bodies", (slot,), reverse=True, limit=1):
-            # Whatever has an entry number has a body, written in the same commit; a wake without a
-            # message has none, but is written with the lease.
-            entry_next = max(entry_next, int(key[-1]) + 1)
-        self._entry_next, self._seq_next = entry_next, seq_next
-
-    def _settle_ranges(self) -> Iterator[None]:
-        """What the last request carried, and the sendable rows behind it (I4)."""
-        cuts, after = self.lease.cuts, 0
-        for _, carried in read_rows(self.store, "carried", (self.slot,), reverse=True, limit=1):
-            self.carried = carried
-            for first, last in carried.rows:
-                for begin, end in spans(cuts, first, last):
-                    self.next_rows.carries(begin, last if end is None else end)
-                after = last
-        for begin, end in spans(cuts, after + 1, None):
-            after_begin = (self.slot, begin - 1)
-            for seq, entry in read_standing(self.store, self.slot, cuts, after=after_begin):
-                if end is not None and seq > end:
-                    break
-                if entry.role != "marker":
-                    self.next_rows.carries(seq, seq)
-                else:
-                    self.next_rows.skips(seq)
-                if seq % STEP_ROWS == 0:
-                    yield
-        for edit in self.edits.kept.values():
-            if edit.removes and not self.is_cut(edit.seq):
-                # What was taken out is in no request that follows; what came back is in each.
-                settle = self.next_rows.drop if edit.undone_ms is None else self.next_rows.restore
-                settle(edit.seq)
-
-    def _settle_unread(self) -> Iterator[None]:
-        """The rows that hosts sent and no request carried that was sent (I6)."""
-        slot, after = self.slot, self.forked
-        for first, last in (*self.lease.read, (EVERY_PLACE, EVERY_PLACE)):
-            if first > after + 1:
-                for key, found in self.store.scan("slots", (slot,), after=(slot, after)):
-                    seq = int(key[-1])
-                    if seq >= first:
-                        break
-                    if isinstance(found, Exception):
-                        if self.is_cut(seq):
-                            continue
-                        raise found
-                    row = found.record
-                    if row.turn is None and row.origin is None:
-                        self.remember(row.entry, row)
-                        self.unread[row.entry] = (seq, row)
-                    if seq % STEP_ROWS == 0:
-                        yield
-            after = max(after, last)
-        for entry, waiting in self.inbox.items():
-            self.remember(entry, waiting)
+        self._entry_next, self._seq_next = read_numbers(self.store, self.slot, self.lease)
+        self.carried = read_carried(self.store, self.slot)
+        yield from read_ranges(self)
+        yield from read_unread(self)
 
     def remember(self, entry: int, row: Entry | Inboxed) -> None:
         """Have a later message of this one's subject find it."""
@@ -588,7 +481,7 @@ class SlotBook:
             lease = replace(self.lease, entry_next=self._entry_next, seq_next=self._seq_next)
             draft.put_counted("leases", key, self._lease, lease)
         if draft.moved:
-            rows, limits = functools.partial(_rows_of, self.slot, draft), self.store.limits
+            rows, limits = functools.partial(draft.rows, self.slot), self.store.limits
             return LongRequest(chain, limits, guards, rows, tuple(draft.appends))
         return Request(
             guards=(*guards, *draft.guards) if draft.guards else guards,
@@ -605,9 +498,3 @@ def may_join(row: Inboxed, agent: str | None) -> bool:
     if row.agent == agent or agent is None or not row.injectable:
         return row.injectable
     return identity(row.author) != identity(agent)
-
-
-def _rows_of(slot: str, draft: Draft) -> Iterator[Op]:
-    yield from draft.puts.values()
-    yield from draft.deletes
-    yield from moving_rows(slot, draft.moved)

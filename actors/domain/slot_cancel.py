@@ -24,7 +24,8 @@ from abeyance.storage.tables.slots import Turn
 from abeyance.storage.tables.waits import LogLine
 
 from .errors import InvalidInputError
-from .slot_book import Draft, SlotBook
+from .slot_book import SlotBook
+from .slot_draft import Draft
 from .slot_turns import Plan, free
 
 CANCELLED: Literal["turn_cancelled"] = "turn_cancelled"

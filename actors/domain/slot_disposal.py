@@ -26,7 +26,8 @@ from .archive_book import pack_message
 from .context_rows import kept_places
 from .ingress import clean_text
 from .slot_again import again_message, again_wake
-from .slot_book import OPS_RESERVE, Draft, SlotBook
+from .slot_book import OPS_RESERVE, SlotBook
+from .slot_draft import Draft
 from .slot_long import Planned, whole
 from .slot_messages import Dispose, Disposed, EndPair, EndTurn
 from .slot_pairs import plan_pair_end

@@ -36,7 +36,8 @@ from abeyance.storage.tables.waits import LogLine
 
 from .errors import EditRefusedError, InvalidMessageError, UnknownMessageError
 from .ingress import is_blank
-from .slot_book import Draft, SlotBook
+from .slot_book import SlotBook
+from .slot_draft import Draft
 from .slot_long import whole
 from .slot_messages import EditReceipt, EditSlot, UndoEdit
 from .slot_reading import covers, scan_forks

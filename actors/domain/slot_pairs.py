@@ -24,7 +24,8 @@ from abeyance.storage.tables.waits import LogLine
 
 from .errors import LeaseLostError
 from .mode import Quiesced, read_mode
-from .slot_book import Counted, Draft, SlotBook
+from .slot_book import SlotBook
+from .slot_draft import Counted, Draft
 from .slot_long import guarded
 from .slot_messages import EndPair, PairStart, StartPair
 from .slot_rows import read_last

@@ -30,7 +30,8 @@ from abeyance.storage.tables.slots import Inboxed, MessageId
 from .archive_book import pack_message
 from .ingress import clean_text
 from .slot_again import again_message
-from .slot_book import Draft, SlotBook
+from .slot_book import SlotBook
+from .slot_draft import Draft
 from .slot_long import whole
 from .slot_rows import read_body
 

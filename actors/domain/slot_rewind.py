@@ -28,7 +28,8 @@ from abeyance.storage.tables.slots import Cut, MessageId
 from abeyance.storage.tables.waits import LogLine
 
 from .errors import InvalidInputError, RewindRefusedError, UnknownMessageError
-from .slot_book import OPS_RESERVE, Draft, SlotBook
+from .slot_book import OPS_RESERVE, SlotBook
+from .slot_draft import Draft
 from .slot_long import whole
 from .slot_messages import CheckRewind, RewindReceipt, RewindSlot, UndoRewind
 from .slot_reading import scan_forks

@@ -24,7 +24,8 @@ from abeyance.storage.tables.slots import Entry, Inboxed, MessageId, Wake
 from .errors import MessageReadError, UnknownMessageError
 from .slot_accepts import Accepts
 from .slot_arrivals import remaining
-from .slot_book import Draft, SlotBook
+from .slot_book import SlotBook
+from .slot_draft import Draft
 from .slot_forms import inboxed, placed
 from .slot_messages import Accept, Receipt, Retract, TurnWithdrawn, taken
 from .slot_turns import Plan

@@ -30,8 +30,9 @@ from .errors import LeaseLostError
 from .ingress import clean_text
 from .mode import Quiesced, read_mode
 from .slot_arrivals import arrived, reply_channel
-from .slot_book import OPS_RESERVE, Counted, Draft, SlotBook
+from .slot_book import OPS_RESERVE, SlotBook
 from .slot_context import fresh_view, in_view
+from .slot_draft import Counted, Draft
 from .slot_long import Planned, guarded
 from .slot_messages import (
     CloseGap,

@@ -15,7 +15,6 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from abeyance.actors.core import ChildSpec, Supervisor, TrioActor, TrioActorRef
-from abeyance.actors.domain import slot as slot_module
 from abeyance.actors.domain import slot_book
 from abeyance.actors.domain.errors import (
     InboxFullError,
@@ -24,7 +23,8 @@ from abeyance.actors.domain.errors import (
     NotStoredError,
     OwnershipLostError,
 )
-from abeyance.actors.domain.slot import TIDY_AGAIN_S, Slot
+from abeyance.actors.domain.slot import Slot
+from abeyance.actors.domain.slot_chores import TIDY_AGAIN_S
 from abeyance.actors.domain.slot_messages import (
     AttachAgent,
     NothingToDo,
@@ -931,4 +931,4 @@ async def test_on_the_embedded_store_kills_lose_and_double_nothing(
 
 
 def test_a_tail_that_fails_waits_for_seconds_and_not_for_ever() -> None:
-    assert 1 <= slot_module.TIDY_AGAIN_S <= 30
+    assert 1 <= TIDY_AGAIN_S <= 30
