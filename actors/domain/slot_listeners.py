@@ -2,7 +2,8 @@
 
 Invariants:
     I1  An agent is told of wakes once, until it asks for a turn.
-    I2  One that has ended is told nothing; its wakes stand, for whoever adds it again.
+    I2  One that has ended is told nothing; its wakes stand, for whoever adds it again. Whoever was
+        ended stays so, however often its actor is started before it is stopped.
 
 Runs in: the loop thread; one slot actor's.
 """
@@ -26,7 +27,11 @@ class Listeners:
         self._told: set[str] = set()
 
     def attach(self, agent: str, ref: Any) -> None:
-        self._kept.ended.discard(agent)
+        """Take an agent in: one that is added, or whose actor died and was started again."""
+        known = self._kept.agents.get(agent)
+        if known is None or known.actor_urn != ref.actor_urn:
+            # Not another life of the one that has ended, which is yet to be stopped.
+            self._kept.ended.discard(agent)
         self._kept.agents[agent] = ref
         self._told.discard(agent)
 

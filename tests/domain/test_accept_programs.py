@@ -186,6 +186,7 @@ def judge(program: Program, answers: list[Any]) -> None:
 MAY_BE = (NotStoredError, MessageReadError, UnknownMessageError)
 
 
+@pytest.mark.behaviour("R-4", "R-29")
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_what_was_acknowledged_is_there_once_as_it_was_said(
     autojump_clock: MockClock, seed: int

@@ -22,7 +22,13 @@ from abeyance.actors.domain.errors import (
     NotStoredError,
 )
 from abeyance.actors.domain.slot_batches import plan_accepts
-from abeyance.actors.domain.slot_messages import AcceptMany, Receipt, TurnStart
+from abeyance.actors.domain.slot_messages import (
+    AcceptMany,
+    AttachAgent,
+    Dispose,
+    Receipt,
+    TurnStart,
+)
 from abeyance.actors.testing import ScriptedProvider, call_tool, reply
 
 from .desk import DeskStore, disk_full, kill_after, outcomes_of, rows
@@ -197,6 +203,7 @@ async def test_a_batch_is_accepted_once_when_its_slot_is_killed_under_it(
         check(store)
 
 
+@pytest.mark.behaviour("R-4")
 async def test_a_batch_that_a_dead_slot_stored_is_answered_whatever_is_stored_since() -> None:
     store = new_store()
     async with open_room(store) as room:
@@ -312,6 +319,7 @@ async def test_ids_that_are_on_their_way_are_one_message_in_whatever_company_the
         check(store)
 
 
+@pytest.mark.behaviour("R-29")
 async def test_an_id_that_two_batches_name_is_the_first_ones_message_for_a_third_sender() -> None:
     store = new_store()
     async with open_room(store) as room:
@@ -485,6 +493,25 @@ async def test_a_slot_whose_agent_was_disposed_of_takes_no_batch() -> None:
         room.slot._cell.kept.ended.add("ana")
         with pytest.raises(AgentEndedError):
             await room.slot.ask(many("a"))
+
+
+@pytest.mark.behaviour("R-28")
+async def test_an_agent_that_was_disposed_of_takes_nothing_when_its_actor_is_started_again() -> (
+    None
+):
+    """Its actors are stopped behind the commit that ends it; one of them may die in between."""
+    store = new_store()
+    async with open_room(store) as room:
+        first = await room.attach("ana")
+        await room.slot.ask(Dispose("ana", "resident", None, None, "ops", 1))
+        room.slot.tell(AttachAgent("ana", first))
+        for message in (accept("a"), many("b", "c")):
+            with pytest.raises(AgentEndedError):
+                await room.slot.ask(message)
+        assert wakes_of(store) == set(), "nobody would answer it"
+        await room.supervisor.stop_child("agent-ana")
+        await room.attach("ana")
+        assert (await room.slot.ask(accept("again"))).state == "stored"
 
 
 def test_a_threaded_host_sends_a_batch_and_gets_a_future_of_one(tmp_path: Path) -> None:
