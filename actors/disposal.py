@@ -20,7 +20,7 @@ from abeyance.storage.crashpoints import crashpoint, declare
 
 from .core.errors import ActorDeadError
 from .core.logs import Log
-from .domain.agent import FinishTurns, StopTurns, WaitIdle
+from .domain.agent_acts import FinishTurns, StopTurns, WaitIdle
 from .domain.errors import NotStoredError
 from .domain.protocol import ForgetInstant
 from .domain.slot_messages import AgentKind, Dispose, Disposed

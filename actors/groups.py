@@ -28,7 +28,8 @@ from .core import ActorSystem, ChildSpec, Supervisor, SupervisorSpec
 from .core.clock import Clock
 from .core.errors import ChildStartError
 from .domain.accounts import Account, Accounts
-from .domain.agent import Agent, AgentView
+from .domain.agent import Agent
+from .domain.agent_acts import AgentView
 from .domain.alert_book import AlertDesk
 from .domain.auxiliary import Auxiliary
 from .domain.chosen_model import ChosenModel

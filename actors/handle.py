@@ -14,7 +14,7 @@ from abeyance.storage.errors import StoreClosedError
 
 from .core import TrioFuture
 from .core.errors import AbeyanceError, ActorDeadError, MailboxClosedError, OutcomeUnknownError
-from .domain.agent import WaitIdle
+from .domain.agent_acts import WaitIdle
 from .domain.context import Summary
 from .domain.context_rows import read_summaries
 from .domain.drafts import Batch, Draft, read_history, read_message, read_said

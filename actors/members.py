@@ -11,7 +11,8 @@ import trio
 
 from .core import Supervisor, TrioActorRef, TrioFuture
 from .core.errors import OutcomeUnknownError
-from .domain.agent import Agent, AgentView
+from .domain.agent import Agent
+from .domain.agent_acts import AgentView
 from .domain.auxiliary import Auxiliary
 from .domain.chosen_model import ChosenModel
 from .domain.errors import AgentParkedError

@@ -23,7 +23,7 @@ from abeyance.storage.crashpoints import crashpoint, declare
 from .choosing import choose_model
 from .core.asks import in_role
 from .core.errors import ActorDeadError, OutcomeUnknownError
-from .domain.agent import WaitIdle
+from .domain.agent_acts import WaitIdle
 from .domain.chosen_model import chosen_of
 from .domain.errors import (
     AgentEndedError,

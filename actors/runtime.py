@@ -32,7 +32,8 @@ from .core.reminders import MemoryReminders
 from .core.tree import DEPTH, NODES, WIDTH, TreeNode
 from .disposal import end_agent
 from .domain.accounts import Accounts
-from .domain.agent import Agent, StopTurns
+from .domain.agent import Agent
+from .domain.agent_acts import StopTurns
 from .domain.alarm import Alarm
 from .domain.alert_book import NAME as ALERTS
 from .domain.alert_book import (

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Final, NamedTuple
 
 import trio
 
@@ -27,12 +27,20 @@ from abeyance.actors.core import LATER, AbeyanceError, Answer, Reply, TrioActor
 from abeyance.storage.tables.slots import Turn
 
 from . import events
+from .agent_acts import (
+    Activity,
+    AgentKept,
+    AgentView,
+    FinishTurns,
+    StopTurns,
+    WaitIdle,
+)
 from .alert_book import LookAtAgent
-from .approvals import standing
 from .cancelling import Cancel, Cancelling
 from .chosen_model import ChosenModel, LookAtModel, UseAccount
 from .context import Summary, WaitRecorded, WaitReleased
 from .errors import AdmissionClosedError, OwnershipLostError, QuiescedError
+from .holding import Holding, LookAgain
 from .mode import EndTurns, HostMode, Quiesce, Quiesced, Resume
 from .pairs import Pairs, RunTool, StopTool
 from .persistence import PAUSE_MAX_S, may_land_later
@@ -40,16 +48,13 @@ from .protocol import (
     AttachToWaits,
     CloseAdmission,
     Due,
-    ForgetInstant,
     HoldByQuota,
     LiftPauses,
-    Peek,
     TurnBegan,
     TurnOver,
     WaitBound,
     WaitLifted,
     WatchHolder,
-    WatchInstant,
 )
 from .rewinding import REWOUND_MARKER, Rewinding
 from .slot_approvals import ApprovalDecided
@@ -67,12 +72,7 @@ from .slot_messages import (
     Woken,
 )
 from .turn import TurnEnded, TurnHeld, TurnSeams, TurnSettings, TurnTask
-from .verdict import Streak
-from .wait_book import RECHECK_MS, Deferral
-
-Activity: TypeAlias = Literal[
-    "resting", "starting", "running", "held", "quiesced", "stopping", "lost"
-]
+from .wait_book import Deferral
 
 QUIESCED_MARKER: Final = "this turn was ended by a quiesce; its wakes go on when the host resumes"
 START_AGAIN_S: Final = 0.1
@@ -80,45 +80,8 @@ START_AGAIN_S: Final = 0.1
 STOPPED_MARKER: Final = "this turn was ended by a stop; its wakes go on at the next start"
 
 
-class WaitIdle(NamedTuple):
-    """Ask: answered when no turn lives and nothing is to do but what is held."""
-
-
-class StopTurns(NamedTuple):
-    """Ask: start no more turns and end the live one, its wakes given back. Answered when done."""
-
-
-class _LookAgain(NamedTuple):
-    """To itself: whether the hold still stands is asked again on a cadence."""
-
-
-class FinishTurns(NamedTuple):
-    """Ask: start no more turns; the live one runs to its end, or is held. Answered when it has."""
-
-
 class _StartAgain(NamedTuple):
     """To itself: ask the slot for a turn again; the last ask could not be stored."""
-
-
-class AgentView:
-    """What the agent is doing, for whoever looks; written by the agent actor only."""
-
-    def __init__(self) -> None:
-        self.activity: Activity = "starting"
-        self.turn: TurnTask | None = None
-        self.held: Deferral | None = None
-
-
-class AgentKept:
-    """Survives a crash of the agent actor: that it was told to stop, and how its calls fail."""
-
-    def __init__(self) -> None:
-        self.stopping = False
-        self.draining = False
-        """The host is quiesced, and the turn that lived then may run to its end."""
-        self.streak = Streak()
-        self.cancels: dict[str, int] = {}
-        """Which turn each cancellation is of that is under way."""
 
 
 class Agent(TrioActor):
@@ -147,17 +110,23 @@ class Agent(TrioActor):
         view.activity, view.turn, view.held = "starting", None, None
         self._settings = settings
         self._seams = seams
-        self._alarm = alarm
         self._ledger = ledger
         self._turn_scope: trio.CancelScope | None = None
-        self._looking = False
-        """The gate was asked whether the hold still stands; until it answers, that is work."""
-        self._released = False
         self._lost: OwnershipLostError | None = None
-        self._cadence: Any = None
         self._idlers: list[Reply] = []
         self._stoppers: list[Reply] = []
         self._chosen: Summary | None = None
+        self._holding = Holding(
+            self,
+            settings.name,
+            seams,
+            view,
+            self.kept,
+            alarm,
+            choice,
+            self._go_on_from_hold,
+            self._tell_idlers,
+        )
         self._rewinding = Rewinding(self._ask_slot, self._ends_turn)
         self._cancelling = Cancelling(
             settings.name, self.kept.cancels, self._ask_slot, self._cuts_turn
@@ -201,8 +170,8 @@ class Agent(TrioActor):
             case Woken():
                 if self._view.activity == "resting":
                     self._start()
-            case Due() | _LookAgain():
-                self._look_again()
+            case Due() | LookAgain():
+                self._holding.look_again()
             case WaitLifted(model):
                 self._lifted(model)
             case WaitBound(model, deadline_ms, reason):
@@ -213,11 +182,11 @@ class Agent(TrioActor):
             case LookAtModel():
                 if not self._lives():
                     self._use_choice()
-                self._look_again()
+                self._holding.look_again()
             case ApprovalDecided():
                 if self._view.turn is not None:
                     self._view.turn.decided()
-                self._look_again()
+                self._holding.look_again()
             case _StartAgain():
                 if self._view.activity == "starting":
                     self._start()
@@ -281,9 +250,9 @@ class Agent(TrioActor):
         # the old one's wait stands for whoever asks for it again.
         by_person = held is not None and held.cause == "approval"
         if held is not None and (by_person or held.model == self._settings.model):
-            cause: Any = held.cause
-            self._hold(Deferral(held.agent, held.model, None, "held before this start", cause))
-            self._look_again()
+            cause, why = held.cause, "held before this start"
+            self._holding.begin(Deferral(held.agent, held.model, None, why, cause))
+            self._holding.look_again()
             if turn is not None and turn.cancelled_by is not None:
                 # It was marked as it came to its hold, and whoever was to end it died.
                 now_ms = self._seams.clock.now_ms()
@@ -343,7 +312,7 @@ class Agent(TrioActor):
         chosen, self._chosen = self._chosen, None
         self._view.turn = TurnTask(start, self._settings, self._seams, self.kept.streak, chosen)
         self._view.activity = "running"
-        self._released = False
+        self._holding.released = False
         self.pipe(self._run, self._view.turn, tag=self._turn_over)
 
     async def _run(self, turn: TurnTask) -> TurnEnded | TurnHeld:
@@ -397,7 +366,7 @@ class Agent(TrioActor):
         if self._seams.context is not None:
             self._tell_context(TurnOver(turn.size))
         if isinstance(outcome, TurnHeld):
-            self._hold(outcome.deferral, turn.start.turn)
+            self._holding.begin(outcome.deferral, turn.start.turn)
         else:
             self.kept.streak.clear()
             if self._seams.over is not None:
@@ -411,10 +380,10 @@ class Agent(TrioActor):
             self.kept.draining = False
             self._view.activity = "resting" if self._view.held is None else "held"
             self._rest()
-            self._look_again()
+            self._holding.look_again()
         elif isinstance(outcome, TurnHeld):
             # What held it may have been released while the hold was being recorded.
-            self._look_again()
+            self._holding.look_again()
         else:
             self._start()
 
@@ -433,49 +402,6 @@ class Agent(TrioActor):
         self._tell_stoppers()
         return True
 
-    def _hold(self, deferral: Deferral, turn: int | None = None) -> None:
-        self._view.activity, self._view.held = "held", deferral
-        if deferral.cause == "quota":
-            self._seams.gate.tell(HoldByQuota(deferral.model, deferral.reason))
-        if deferral.cause == "quota" and turn is not None and self._seams.alerts is not None:
-            name, at_ms = self._settings.name, self._seams.clock.now_ms()
-            self._seams.alerts.quota(name, deferral.model, turn, deferral.reason, at_ms)
-        self.emit(
-            events.HoldBegan,
-            agent=self._settings.name,
-            turn=turn,
-            model=deferral.model,
-            cause=deferral.cause,
-            deadline_ms=deferral.deadline_ms,
-            reason=deferral.reason,
-        )
-
-    def _end_hold(self) -> None:
-        held, self._view.held = self._view.held, None
-        assert held is not None
-        if held.cause == "quota":
-            self._seams.gate.tell(HoldByQuota(None))
-        self.emit(events.HoldEnded, agent=self._settings.name, model=held.model, cause=held.cause)
-
-    def _watch_hold(self) -> None:
-        """Ask again when the wait ends, and on a cadence: its row may heal, or be released by a
-        process that cannot tell this one. The cadence is not the wall clock's: one that was turned
-        back a day would put it off by a day."""
-        held = self._view.held
-        assert held is not None
-        if held.deadline_ms is None:
-            self._alarm.tell(ForgetInstant(self._settings.name))
-        else:
-            watch = WatchInstant(self._settings.name, held.deadline_ms, self.actor_ref)
-            self._alarm.tell(watch)
-        self._forget_cadence()
-        self._cadence = self.after(RECHECK_MS / 1_000, _LookAgain())
-
-    def _forget_cadence(self) -> None:
-        if self._cadence is not None:
-            self._cadence.cancel()
-            self._cadence = None
-
     def _lifted(self, model: str | None) -> None:
         """A release. It is kept for a hold without a record, which may still be on its way."""
         # Before the gate is asked whether anything holds: what a wait had lengthened is shorter.
@@ -484,8 +410,8 @@ class Agent(TrioActor):
         held = self._view.held
         mine = self._settings.model if held is None else held.model
         if self._awaits_release() and model in (None, mine):
-            self._released = True
-        self._look_again()
+            self._holding.released = True
+        self._holding.look_again()
 
     def _awaits_release(self) -> bool:
         """Whether a release now may be of a hold without a record; one before it was not."""
@@ -493,40 +419,6 @@ class Agent(TrioActor):
         if turn is not None:
             return turn.calls.awaits_release
         return self._view.activity in ("starting", "held")
-
-    def _look_again(self) -> None:
-        """A hold's end is always read from the ledger, through the gate."""
-        if self._view.activity != "held" or self._view.held is None or self.kept.stopping:
-            return
-        if self._choice is not None and self._choice.leaves(self._view.held):
-            # Its wait stands, for whoever asks that model again.
-            self._go_on_from_hold()
-            return
-        if self._view.held.cause == "quota":
-            # No record stands behind this hold: an operator's word ends it, and nothing else.
-            if self._released:
-                self._end_hold()
-                self._start()
-            else:
-                self._tell_idlers()
-            return
-        if self._view.held.cause == "approval":
-            self._look_at_approvals()
-            return
-        self._looking = True
-        self.ask(self._seams.gate, Peek(self._view.held.model), tag=self._looked)
-
-    def _looked(self, answer: Answer) -> None:
-        still: Deferral | None = answer.unwrap()
-        self._looking = False
-        if self._view.activity != "held":
-            return
-        if still is not None:
-            self._view.held = still
-            self._watch_hold()
-            self._tell_idlers()
-            return
-        self._go_on_from_hold()
 
     def _use_choice(self) -> None:
         """Go by the model that was chosen, if it is another: no turn lives."""
@@ -542,23 +434,8 @@ class Agent(TrioActor):
         self._seams.gate.tell(UseAccount(choice.account, choice.usage))
         choice.apply()
 
-    def _look_at_approvals(self) -> None:
-        """Whether the turn can act on what a person has decided, or not decided in time."""
-        held, seams = self._view.held, self._seams
-        assert held is not None
-        found = standing(seams.store, self._settings.name, seams.clock.now_ms())
-        if found.goes_on:
-            self._go_on_from_hold()
-            return
-        reason = f"a person decides on {', '.join(sorted(set(found.tools)))}"
-        self._view.held = held._replace(deadline_ms=found.deadline_ms, reason=reason)
-        self._watch_hold()
-        self._tell_idlers()
-
     def _go_on_from_hold(self, *, to_end: bool = False) -> None:
-        self._end_hold()
-        self._alarm.tell(ForgetInstant(self._settings.name))
-        self._forget_cadence()
+        self._holding.end()
         self._start(to_end=to_end)
 
     def _tell_context(self, message: Any) -> None:
@@ -713,7 +590,7 @@ class Agent(TrioActor):
         if self._view.activity == "held":
             ends_ms = None if self._view.held is None else self._view.held.deadline_ms
             over = ends_ms is not None and ends_ms <= self._seams.clock.now_ms()
-            return not over and not self._looking
+            return not over and not self._holding.is_looking
         resting = self._view.activity in ("resting", "quiesced", "stopping")
         return resting and self._view.turn is None
 

@@ -21,7 +21,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from abeyance.actors import AgentHandle
 from abeyance.actors.core import ActorCrashError, TrioActor
-from abeyance.actors.domain.agent import Agent, WaitIdle
+from abeyance.actors.domain.agent import Agent
+from abeyance.actors.domain.agent_acts import WaitIdle
 from abeyance.actors.domain.alarm import Alarm
 from abeyance.actors.domain.errors import (
     AgentParkedError,

@@ -221,7 +221,7 @@ async def test_a_stop_during_a_policys_delay_makes_no_call_and_stores_what_was_s
 async def test_an_agent_that_is_stopped_during_its_delay_is_not_held_afterwards(
     world: World, virtual_time: MockClock
 ) -> None:
-    from abeyance.actors.domain.agent import StopTurns
+    from abeyance.actors.domain.agent_acts import StopTurns
 
     async with world.open():
         ana = await world.add([fail(500), reply("never")], error_policy=Policy(Retry(50)))

@@ -20,7 +20,7 @@ from abeyance.actors.core import (
     SupervisorSpec,
     TrioActor,
 )
-from abeyance.actors.domain.agent import StopTurns
+from abeyance.actors.domain.agent_acts import StopTurns
 from abeyance.actors.domain.asks import ASKS
 from abeyance.actors.domain.gate import Gate
 from abeyance.actors.domain.protocol import (

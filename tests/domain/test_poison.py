@@ -269,7 +269,7 @@ async def test_a_slot_whose_message_is_refused_keeps_no_other_slot_from_anything
     damage(world.directory, world.clock, "ids", ("ana", "b"), "a flipped bit")
     async with world.open() as runtime:
         bo = await world.add([reply("here")], "bo")
-        ana = await world.add([reply("heard")])
+        ana = await world.add([reply("heard")] * 2)
         await bo.send("hi")
         await bo.wait_idle()
         await ana.wait_idle()
@@ -280,7 +280,7 @@ async def test_a_slot_whose_message_is_refused_keeps_no_other_slot_from_anything
         assert "can't be trusted" in letter.reason
         # Its content is kept, and comes back when somebody asks for it.
         await runtime.replay_dead_letter(letter.id, requester="ops")
-        await until(lambda: len(world.rows("slots", "ana")) == 4)
+        await until(lambda: len(world.rows("slots", "ana")) >= 4)
 
 
 @pytest.mark.behaviour("R-3")

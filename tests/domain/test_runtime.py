@@ -18,7 +18,8 @@ from trio.testing import MockClock
 from abeyance.actors import AgentSpec, Tool, open_runtime
 from abeyance.actors import opening as opening_module
 from abeyance.actors.core import ActorSystem, AskTable
-from abeyance.actors.domain.agent import Agent, StopTurns
+from abeyance.actors.domain.agent import Agent
+from abeyance.actors.domain.agent_acts import StopTurns
 from abeyance.actors.domain.asks import ASKS
 from abeyance.actors.domain.errors import (
     AgentExistsError,

@@ -11,7 +11,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from abeyance.actors.domain.agent import StopTurns
+from abeyance.actors.domain.agent_acts import StopTurns
 from abeyance.actors.domain.protocol import Admit, ReleasedWait, Settle
 from abeyance.actors.providers.port import Permit
 from abeyance.actors.testing import fail, reply
