@@ -16,10 +16,9 @@ import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-import anthropic
 import httpx2
 import trio
 
@@ -40,16 +39,18 @@ from abeyance.storage.errors import StorageError
 from ..pipes import read_lines, say
 from . import play
 
+if TYPE_CHECKING:
+    import anthropic
+
 HTTP_S_MAX = 60.0
 
 
 class Report:
     """The workflow: what is between its items decides only which comes next."""
 
-    def __init__(
-        self, model: anthropic.AsyncAnthropic, http: httpx2.AsyncClient, endpoint: str
-    ) -> None:
-        self._model = model
+    def __init__(self, base_url: str, http: httpx2.AsyncClient, endpoint: str) -> None:
+        self._base_url = base_url
+        self._client: anthropic.AsyncAnthropic | None = None
         self._http = http
         self._endpoint = endpoint
         self._chain = FallbackChain([ModelChoice(play.PROVIDER, play.MODEL)])
@@ -77,7 +78,7 @@ class Report:
         """Ask the model through the unmodified SDK; what it raises is what the run is told."""
 
         async def call(choice: ModelChoice) -> str:
-            reply = await self._model.messages.create(
+            reply = await self._model().messages.create(
                 model=choice.model,
                 max_tokens=100,
                 messages=[{"role": "user", "content": prompt}],
@@ -85,6 +86,24 @@ class Report:
             return "".join(block.text for block in reply.content if block.type == "text")
 
         return await self._chain.call(call, now_ms=_now_ms)
+
+    def _model(self) -> anthropic.AsyncAnthropic:
+        """The SDK, imported by the host that asks: it takes longer than all the rest of a start."""
+        if self._client is None:
+            import anthropic
+
+            self._client = anthropic.AsyncAnthropic(
+                api_key="simulated",
+                base_url=self._base_url,
+                # Whether and when to try again is the run's to say, not the SDK's.
+                max_retries=0,
+                http_client=httpx2.AsyncClient(timeout=HTTP_S_MAX),
+            )
+        return self._client
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
 
     async def _post(self, text: str) -> None:
         context = step_context()
@@ -126,17 +145,10 @@ async def _run(options: argparse.Namespace) -> None:
     async with AsyncExitStack() as stack:
         runtime = await stack.enter_async_context(open_runtime(options.state))
         http = await stack.enter_async_context(httpx2.AsyncClient(timeout=HTTP_S_MAX))
-        model = anthropic.AsyncAnthropic(
-            api_key="simulated",
-            base_url=options.base_url,
-            # Whether and when to try again is the run's to say, not the SDK's.
-            max_retries=0,
-            http_client=httpx2.AsyncClient(timeout=HTTP_S_MAX),
-        )
-        stack.push_async_callback(model.close)
+        report = Report(options.base_url, http, options.endpoint)
+        stack.push_async_callback(report.close)
         nursery = await stack.enter_async_context(trio.open_nursery())
         await nursery.start(_watch, runtime)
-        report = Report(model, http, options.endpoint)
         runtime.add_workflow(
             play.WORKFLOW,
             report.body,
