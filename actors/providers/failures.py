@@ -80,6 +80,7 @@ def refusal(
     )
     error = _failure(provider, status, stated, message, retryable)
     error.is_whole = headers is not None
+    error.provider = provider
     return error
 
 

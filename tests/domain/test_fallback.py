@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
+import trio
 
 from abeyance.actors import FallbackChain, ModelChoice
 from abeyance.actors.domain.errors import InvalidInputError
@@ -15,6 +17,7 @@ from abeyance.actors.providers import (
     StatedWait,
     WaitEnds,
     WaitKind,
+    capacity_error_of,
 )
 
 NOW = 1_791_374_400_000
@@ -124,6 +127,32 @@ async def test_chain_in_which_no_end_is_known_tells_none() -> None:
         await Models(opus=wall(None)).through(FallbackChain([OPUS]))
     assert caught.value.retry_at_ms is None
     assert "choose another model" in str(caught.value)
+
+
+@pytest.mark.behaviour("S-018")
+async def test_instant_of_a_chain_that_is_out_is_readable_behind_three_layers() -> None:
+    chain = FallbackChain([OPUS, OTHER])
+    models = Models(opus=wall(NOW + 2 * HOUR), gpt=wall(NOW + HOUR))
+
+    async def generates() -> None:
+        await models.through(chain)
+
+    async def step() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(generates)
+
+    async def run() -> None:
+        try:
+            await step()
+        except* CapacityExhaustedError as group:
+            raise RuntimeError("the step failed") from group
+
+    with pytest.raises((RuntimeError, ExceptionGroup)) as caught:
+        await run()
+    found = capacity_error_of(caught.value)
+    assert found is not None
+    assert (found.retry_at_ms, found.provider, found.model) == (NOW + HOUR, "openai", "gpt")
+    assert pickle.loads(pickle.dumps(found)).retry_at_ms == NOW + HOUR
 
 
 @pytest.mark.behaviour("S-022")

@@ -12,6 +12,7 @@ from trio.testing import MockClock
 from abeyance.actors import AgentSpec, FallbackChain, ModelChoice, RunContext
 from abeyance.actors.domain.errors import CallDeferredError, RunExhaustedError
 from abeyance.actors.providers import CapacityExhaustedError
+from abeyance.actors.providers.failures import refusal
 from abeyance.actors.testing import ScriptedProvider, fail, reply
 
 from .test_auxiliary import ask
@@ -156,7 +157,7 @@ async def test_run_that_waits_names_provider_and_model_on_each_of_the_runtimes_o
     assert "Waiting for ScriptedProvider capacity" in found["eph"].text()
 
 
-async def test_refusal_that_an_items_own_call_meets_names_provider_and_model(
+async def test_wall_that_the_opening_of_a_session_meets_is_of_that_phase(
     world: World, virtual_time: MockClock
 ) -> None:
     async def body(run: RunContext, _params: Any) -> None:
@@ -175,6 +176,24 @@ async def test_refusal_that_an_items_own_call_meets_names_provider_and_model(
         await until(lambda: runtime.run("k").state.startswith("waiting"))
         status = runtime.run("k")
         assert (status.provider, status.model, status.phase) == ("anthropic", "opus", "session")
+
+
+async def test_refusal_that_an_item_raises_names_its_provider(
+    world: World, virtual_time: MockClock
+) -> None:
+    status = await meets(
+        world,
+        lambda now: refusal(
+            provider="anthropic",
+            status=429,
+            headers={"retry-after": "7200"},
+            body=b"",
+            message="slow down",
+            received_at=now / 1_000,
+        ),
+    )
+    assert (status.state, status.provider) == ("waiting_for_capacity", "anthropic")
+    assert status.title == "Waiting for anthropic capacity"
 
 
 # -- chains

@@ -525,6 +525,7 @@ async def test_text_of_a_waiting_run_says_for_what_and_until_when(
         assert (await healthy.wait()).text() == "Completed"
         assert "capacity" in run.status().reason
         assert healthy.status().reason == ""
+        assert [each.id for each in runtime.runs() if "capacity" in each.reason] == [run.id]
         await runtime.cancel_run(run.id, requester="ops")
         effects.raising["gather"] = [wall(None)]
         unknown = await runtime.start_run("third", "report")
@@ -537,16 +538,18 @@ async def test_text_of_a_waiting_run_says_for_what_and_until_when(
 
 @pytest.mark.behaviour("S-056", "S-048")
 @pytest.mark.parametrize(
-    ("function", "reason"),
+    ("function", "state", "reason"),
     [
-        ("step", "StepFailedError"),
-        ("body", "LookupError: in the body"),
-        ("exit", "SystemExit"),
-        ("result", "must be plain data"),
+        ("step", "failed", "StepFailedError"),
+        ("body", "failed", "LookupError: in the body"),
+        ("exit", "failed", "SystemExit"),
+        ("result", "failed", "must be plain data"),
+        ("returns", "completed", ""),
+        ("cancelled", "cancelled", "cancelled by api:ops"),
     ],
 )
 async def test_run_whose_body_ends_in_any_way_is_settled(
-    world: World, virtual_time: MockClock, function: str, reason: str
+    world: World, virtual_time: MockClock, function: str, state: str, reason: str
 ) -> None:
     effects = Effects()
     effects.raising["gather"] = [LookupError("in a step")]
@@ -559,13 +562,20 @@ async def test_run_whose_body_ends_in_any_way_is_settled(
                 raise LookupError("in the body")
             case "exit":
                 raise SystemExit(3)
+            case "returns":
+                return "made"
+            case "cancelled":
+                await run.do("wait", trio.sleep_forever)
         return object()
 
     async with world.open() as runtime:
         runtime.add_workflow("report", body)
         run = await runtime.start_run("report:1", "report")
+        if function == "cancelled":
+            await until(lambda: run.status().step == "wait")
+            await runtime.cancel_run("report:1", requester="ops")
         status = await run.wait()
-        assert status.state == "failed"
+        assert status.state == state
         assert reason in status.reason
         await settled()
         assert not world.ref("runs")._cell.kept.lives

@@ -115,7 +115,7 @@ async def test_call_has_the_bound_that_its_adapter_says_and_a_minute(
         assert world.permits_out() == {}
 
 
-@pytest.mark.behaviour("S-048")
+@pytest.mark.behaviour("S-048", "S-056")
 @pytest.mark.parametrize("how", ["turn", "once", "auxiliary"])
 async def test_run_whose_provider_never_closes_its_stream_ends_with_the_reason(
     world: World, virtual_time: MockClock, how: str
@@ -234,6 +234,7 @@ async def test_run_is_said_to_be_executed_where_something_executes_it_and_nowher
         assert runtime.run("k").executed is False
 
 
+@pytest.mark.behaviour("S-060")
 async def test_every_way_a_life_ends_leaves_nothing_that_is_said_to_be_executed(
     world: World, virtual_time: MockClock
 ) -> None:
