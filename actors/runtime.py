@@ -74,8 +74,9 @@ from .domain.requesters import Admin, Door, OperatorAct, check_permitted, read_r
 from .domain.rings import WaitRings
 from .domain.run_claims import Claims
 from .domain.run_folders import RunFolders
+from .domain.run_protocol import LookForRuns, News
 from .domain.runs import NAME as RUNS
-from .domain.runs import LookForRuns, News, Runs
+from .domain.runs import Runs
 from .domain.schedules import NAME as SCHEDULES
 from .domain.schedules import Schedules
 from .domain.slot_inbox import InboxRow, check_listing, read_inbox

@@ -46,6 +46,15 @@ from .domain.run_errors import (
     UnknownWorkflowError,
 )
 from .domain.run_places import wait_without_place
+from .domain.run_protocol import (
+    Begin,
+    CutOff,
+    LookForRuns,
+    News,
+    RunsKept,
+    StopRuns,
+    WorkflowAdded,
+)
 from .domain.run_rows import (
     ENDED,
     LIVE,
@@ -58,17 +67,7 @@ from .domain.run_rows import (
 )
 from .domain.run_turns import Agents
 from .domain.run_workflow import Finaliser, Workflow, check_workflow, other_version
-from .domain.runs import (
-    NAME,
-    Begin,
-    CutOff,
-    LookForRuns,
-    News,
-    Runs,
-    RunsKept,
-    StopRuns,
-    WorkflowAdded,
-)
+from .domain.runs import NAME, Runs
 from .domain.step_threads import StepThreads
 from .lifetime import closed
 from .members import Parking

@@ -44,9 +44,9 @@ from .mode import HostMode
 from .persistence import PAUSE_MAX_S, may_land_later
 from .protocol import Due, ForgetInstant, WatchInstant
 from .run_claims import Claims
+from .run_protocol import Begin, News
 from .run_rows import RunId, first_request
 from .run_workflow import Workflow
-from .runs import Begin, News
 from .schedule_rows import change, due, earliest, known, mended, stray
 from .timetable import timetable_of
 from .usage_book import Spent, UsageBook

@@ -23,7 +23,7 @@ from abeyance.actors import (
     RunOwnedElsewhereError,
     open_runtime,
 )
-from abeyance.actors.domain import runs as runs_module
+from abeyance.actors.domain.run_taking import HANDED_S
 from abeyance.actors.ops.stopped import StoppedStore
 from abeyance.actors.testing import ScriptedProvider, reply
 from abeyance.storage import codec
@@ -152,7 +152,7 @@ async def test_run_that_asks_an_agent_of_another_process_is_left_to_that_one(
             await runtime.start_run("k", "asks")
             with trio.fail_after(10):
                 await until(lambda: runtime.run("k").state == "resuming")
-            await trio.sleep(runs_module.HANDED_S - 60)
+            await trio.sleep(HANDED_S - 60)
             status = runtime.run("k")
             assert (status.state, status.executed) == ("resuming", False)
             assert f"agent 'ana' is in process {os.getpid()}" in status.reason
@@ -196,7 +196,7 @@ async def test_run_that_no_process_can_execute_waits_for_an_operator(
                 # It starts again: what it knows of the run is gone, and it gives it up once more.
                 await until(lambda: runtime.run("k").state == "resuming")
                 world.ref("runs")._cell.kept.handed.clear()
-            await trio.sleep(runs_module.HANDED_S + 90)
+            await trio.sleep(HANDED_S + 90)
             await until(lambda: runtime.run("k").state == "recovery_required")
             assert "have one process add both" in runtime.run("k").reason
             assert not world.ref("runs")._cell.kept.handed
