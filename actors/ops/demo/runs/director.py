@@ -35,7 +35,7 @@ PROVIDER: Final = "abeyance.actors.ops.demo.runs.provider"
 ENDPOINT: Final = "abeyance.actors.ops.demo.runs.endpoint"
 STEP_S_MAX: Final = 60.0 + play.WALL_S_MAX
 """How long one thing that is waited for may take; the wall itself is part of one."""
-STARTS_IN_THE_WAIT: Final = 4
+STARTS_IN_THE_WAIT: Final = 6
 """How many process starts, one after the other, must fit between the wall and its end."""
 _DEMO_S_MAX: Final = 300.0
 
@@ -140,7 +140,9 @@ class _Director:
     async def _kill_in_the_wait(self, host: Child) -> None:
         self.stage.heading("The host dies in the wait")
         self.evidence.killed_waiting = await self._kill(host)
-        self.evidence.left = await self._read_and_show()
+        self.evidence.left = left = await self._read_one()
+        self.stage.say("shell", "$ abeyance runs .../state --json")
+        self.stage.show(str(left["text"]))
 
     async def _kill_in_a_post(self, others: list[Child]) -> None:
         """Kill whichever resumed it. It posted, and has not heard so."""

@@ -12,7 +12,7 @@ WORKFLOW: Final = "report"
 PROVIDER: Final = "anthropic"
 MODEL: Final = "sim-large"
 WINDOW: Final = "five_hour"
-WALL_S_MIN: Final = 2.0
+WALL_S_MIN: Final = 4.0
 WALL_S_MAX: Final = 120.0
 """How far ahead the simulated window opens again, as the machine is quick; a real one takes hours.
 """
