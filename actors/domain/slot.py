@@ -385,12 +385,12 @@ class Slot(TrioActor):
 
     def _plan_accept(self, act: Act) -> Plan | None:
         """Plan a message's acceptance. None: it shares a request, which is planned."""
-        book, chain, accept = self._book, self._chain, act.message
+        book, accept = self._book, act.message
         if accept.known:
             earlier = self._ids.in_flight(accept)
             if earlier is not None:
                 # Of a batch: a barrier comes in behind it.
-                return Plan([Request(chain=chain)], 1, earlier)
+                return Plan([Request(chain=self._chain)], 1, earlier)
         together = opened = self._out.open
         if together is None or act.alone or not together.accepts.has_room(accept):
             together = Together(book.accepts(accept.agent), [])
@@ -398,7 +398,7 @@ class Slot(TrioActor):
             entry, seq = book.accept(accept, together.accepts)
             receipt = taken(accept.message, entry, seq)
         else:
-            request, receipt = plan_accept(book, accept, chain, together.accepts)
+            request, receipt = plan_accept(book, accept, self._chain, together.accepts)
             if request is not None:
                 if accept.known:
                     self._ids.acts[accept.message] = act

@@ -72,7 +72,9 @@ class Outgoing:
 
     def begin(self, together: Together, *, alone: bool) -> None:
         """Plan a request that messages may join, unless its first is to be alone."""
-        self.plan([together.accepts], together.acts)
+        if not self._planned:
+            self._has_planned.set()
+        self._planned.append((together.accepts, together.acts))
         self.open = None if alone else together
 
     def drop(self) -> None:
