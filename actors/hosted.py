@@ -38,8 +38,9 @@ from .hosted_outboxes import HostedOutboxVerbs
 from .hosted_runs import HostedRunVerbs
 from .hosted_schedules import HostedScheduleVerbs
 from .opening import StoreFaults, open_runtime
-from .runtime import EVERY_MODEL, Runtime
+from .runtime import Runtime
 from .status import AgentHealth, RuntimeStatistics, RuntimeStatus
+from .wait_verbs import EVERY_MODEL
 
 
 class HostedRuntime(HostedRunVerbs, HostedScheduleVerbs, HostedApprovalVerbs, HostedOutboxVerbs):

@@ -8,11 +8,7 @@ Runs in: the trio task that opened it and the nurseries below it.
 
 from __future__ import annotations
 
-import os
-import socket
-from collections import Counter
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -22,42 +18,29 @@ from abeyance.storage.lmdb_store import LmdbStore
 from abeyance.storage.ownership import Ownership
 
 from .approval_verbs import ApprovalVerbs
+from .archive_verbs import ArchiveVerbs
 from .conversations import Conversation, Conversations
-from .core import ActorSystem, ChildSpec, Supervisor, SupervisorSpec, TrioActorRef
+from .core import ActorSystem, Supervisor, TrioActorRef
 from .core.clock import Clock
-from .core.errors import ActorDeadError
-from .core.hub import CAPACITY, Subscription
 from .core.logs import Log
-from .core.reminders import MemoryReminders
-from .core.tree import DEPTH, NODES, WIDTH, TreeNode
 from .disposal import end_agent
 from .domain.accounts import Accounts
-from .domain.agent import Agent
-from .domain.agent_acts import StopTurns
 from .domain.alarm import Alarm
-from .domain.alert_book import NAME as ALERTS
 from .domain.alert_book import (
-    Alert,
     AlertDesk,
     AlertSink,
-    check_after,
-    read_alerts,
 )
-from .domain.alerts import Alerts, AlertsKept
-from .domain.archive import Archive
-from .domain.archive_book import NAME as ARCHIVE
-from .domain.archive_book import ArchiveBook, ArchivedMessage, Kind
+from .domain.alerts import Alerts
+from .domain.archive_book import ArchiveBook
 from .domain.chosen_model import Providers, chosen_of, with_choice
 from .domain.deliveries import DurableCounts
 from .domain.errors import (
     AgentExistsError,
-    AgentOwnedElsewhereError,
     InvalidInputError,
     UnknownAgentError,
 )
-from .domain.events import RunChanged
 from .domain.imports import ImportReport, Source
-from .domain.ingress import Content, check_name, identity
+from .domain.ingress import Content, identity
 from .domain.journal import CommitFigures, Journal
 from .domain.mode import (
     WITHIN_S,
@@ -67,53 +50,37 @@ from .domain.mode import (
     read_reason,
     read_window,
 )
-from .domain.protocol import OfferPending, ReleaseReceipt, ReleaseWaits
-from .domain.reminders import NAME as REMINDERS
-from .domain.reminders import DurableReminders, Reminders
 from .domain.requesters import Admin, Door, OperatorAct, check_permitted, read_requester
 from .domain.rings import WaitRings
-from .domain.run_claims import Claims
-from .domain.run_folders import RunFolders
-from .domain.run_protocol import LookForRuns, News
-from .domain.runs import NAME as RUNS
-from .domain.runs import Runs
-from .domain.schedules import NAME as SCHEDULES
-from .domain.schedules import Schedules
-from .domain.slot_inbox import InboxRow, check_listing, read_inbox
 from .domain.spec import AgentSpec, check_spec
-from .domain.step_threads import StepThreads
 from .domain.tools import ToolRunner
 from .domain.usage_book import UsageBook
-from .domain.wait_book import ProviderWait, WaitBook
+from .domain.wait_book import WaitBook
 from .domain.waits import Ledger
 from .ephemeral import EphemeralRuns
 from .groups import Groups
 from .handle import AgentHandle
 from .importing import import_file
 from .lifetime import Lifetime
-from .members import Member, Parking
+from .looking import LookVerbs
+from .members import Member
 from .outbox_verbs import OutboxVerbs
 from .outboxes import Outboxes
-from .providers.credentials import credential_of
 from .providers.port import Provider
-from .providers.windows import UsageReading
 from .quiescence import Quiescence
-from .replays import actor_of, read_page, replay
 from .run_agents import RunAgents
 from .schedule_verbs import ScheduleVerbs
 from .scheduling import Scheduling
-from .status import AgentHealth, RuntimeStatistics, RuntimeStatus
+from .wait_verbs import WaitVerbs
+from .wiring import close_ports, start, stop
 from .workflows import Workflows
 
-STOP_DEADLINE_S: Final = 30.0
-"""How long a graceful end may take before what is left is cut off; what is durable stays."""
-EVERY_MODEL: Final = "*"
 EVERY_AGENT: Final = "*"
 
 _logger = Log(__name__)
 
 
-class Runtime(ScheduleVerbs, ApprovalVerbs, OutboxVerbs):
+class Runtime(LookVerbs, WaitVerbs, ArchiveVerbs, ScheduleVerbs, ApprovalVerbs, OutboxVerbs):
     """An open runtime. Made by `open_runtime`."""
 
     def __init__(
@@ -157,208 +124,32 @@ class Runtime(ScheduleVerbs, ApprovalVerbs, OutboxVerbs):
         self._own_groups: dict[str, Supervisor] = {}
         """What may park of the runtime's own, by name."""
         self._scope = trio.CancelScope()
+        # Of the tree, once it is started (`wiring`):
+        self._journal: TrioActorRef[Journal]
+        self._ledger: TrioActorRef[Ledger]
+        self._alarm: TrioActorRef[Alarm]
+        self._alerts: TrioActorRef[Alerts]
+        self._conversations: Conversations
+        self._runs: EphemeralRuns
+        self._runner: ToolRunner
+        self._groups: Groups
+        self._quiescence: Quiescence
+        self._workflows: Workflows
+        self._scheduling: Scheduling
 
     async def _start(self, bodies: trio.Nursery) -> None:
-        """Start what every agent needs: journal, ledger, alarm; then the group of slots."""
-        system, store, clock = self._system, self._store, self.clock
-        root = await system.start_supervisor(
-            SupervisorSpec(
-                id="runtime",
-                children=(
-                    ChildSpec(
-                        "journal", Journal, (store, self._store_lost, self._commits), name="journal"
-                    ),
-                    ChildSpec(
-                        ARCHIVE,
-                        Archive,
-                        lambda refs: (self._archive, refs["journal"]),
-                        name=ARCHIVE,
-                    ),
-                    ChildSpec(
-                        "ledger",
-                        Ledger,
-                        lambda refs: (
-                            self._waits,
-                            store,
-                            refs["journal"],
-                            clock,
-                            self._accounts,
-                        ),
-                        name="ledger",
-                    ),
-                    ChildSpec("alarm", Alarm, (clock,), name="alarm"),
-                    ChildSpec(
-                        REMINDERS,
-                        Reminders,
-                        lambda refs: (
-                            store,
-                            refs["journal"],
-                            refs["alarm"],
-                            clock,
-                            self._archive,
-                            system,
-                        ),
-                        name=REMINDERS,
-                    ),
-                ),
-                on_exhausted="escalate",
-            )
-        )
-        # At once: a start that is cancelled below is to be stopped, too.
-        self._root = root
-        self._journal: TrioActorRef[Journal] = root.refs["journal"]
-        self._usage.attach(self._journal)
-        self._ledger: TrioActorRef[Ledger] = root.refs["ledger"]
-        self._alarm: TrioActorRef[Alarm] = root.refs["alarm"]
-        news = News()
-        await self._start_runs(news)
-        await self._start_schedules(news)
-        self._conversations = Conversations(self)
-        self._runs = EphemeralRuns(self)
-        slots = await system.start_supervisor(
-            SupervisorSpec(id="slots", children=(), on_exhausted="park"), parent=root
-        )
-        # A group of its own, that parks: whatever becomes of alerts, waits and turns go on.
-        alerting = await system.start_supervisor(
-            SupervisorSpec(
-                id=ALERTS,
-                children=(
-                    ChildSpec(
-                        ALERTS,
-                        Alerts,
-                        (
-                            store,
-                            root.refs["journal"],
-                            clock,
-                            self._waits,
-                            self._sinks,
-                            self._ownership.is_alive,
-                            str(self.directory),
-                        ),
-                        name=ALERTS,
-                    ),
-                ),
-                on_exhausted="park",
-            ),
-            parent=root,
-        )
-        self._own_groups[ALERTS] = alerting
-        self._alerts: TrioActorRef[Alerts] = alerting.refs[ALERTS]
-        self._desk.attach(self._alerts)
-        self._archive.attach(root.refs[ARCHIVE])
-        system.deliveries = self._counts
-        system.reminders = DurableReminders(root.refs[REMINDERS], self._archive, clock)
-        for name in system.live_names():
-            system.reminders.started(name)
-        self._runner = ToolRunner(bodies, store, self._journal, clock)
-        self._groups = Groups(
-            system,
-            root,
-            slots,
-            store,
-            self._ownership,
-            self._runner,
-            clock,
-            self._waits,
-            self._desk,
-            self._accounts,
-            self._store_id,
-            self._mode,
-            self._run_agents.turn_over,
-            self._usage,
-            self._outboxes.stir,
-        )
-        self._quiescence = Quiescence(self, self._mode)
-        bodies.start_soon(self._runs.close_interrupted)
-        bodies.start_soon(self._quiescence.watch)
-        bodies.start_soon(self._outboxes.watch)
+        await start(self, bodies)
 
-    async def _start_runs(self, news: News) -> None:
-        """Start who executes runs, in a group of its own that parks: agents go on without it."""
-        system, store, clock = self._system, self._store, self.clock
-        threads = StepThreads(f"{self._store_id} {self.directory.resolve()}")
+    async def _stop(self) -> None:
+        await stop(self)
 
-        def parked(error: BaseException) -> None:
-            self._desk.parked_runs(error)
-            news.stir()
+    def _close_ports(self) -> None:
+        close_ports(self)
 
-        parking = Parking(parked)
-        running = await system.start_supervisor(
-            SupervisorSpec(
-                id=RUNS,
-                children=(
-                    ChildSpec(
-                        RUNS,
-                        Runs,
-                        (
-                            store,
-                            self._journal,
-                            self._alarm,
-                            self._ownership,
-                            clock,
-                            news,
-                            self._mode,
-                            threads,
-                            self._run_agents,
-                            self._desk,
-                            RunFolders(self.directory),
-                        ),
-                        name=RUNS,
-                    ),
-                ),
-                on_exhausted="park",
-                on_parked=parking.park,
-            ),
-            parent=self._root,
-        )
-        self._own_groups[RUNS] = running
-        self._run_agents.look = lambda: running.refs[RUNS].tell(LookForRuns())
-        self._workflows = Workflows(
-            store,
-            self._ownership,
-            self._journal,
-            running,
-            parking,
-            clock,
-            news,
-            self._mode,
-            lambda run, state: system.emit(RunChanged, run=run, state=state),
-            threads,
-            self._run_agents,
-        )
-
-    async def _start_schedules(self, news: News) -> None:
-        """Start who starts runs by schedules, in a group of its own that parks, too."""
-        store, clock, runs = self._store, self.clock, self._own_groups[RUNS].refs[RUNS]
-        group = await self._system.start_supervisor(
-            SupervisorSpec(
-                id=SCHEDULES,
-                children=(
-                    ChildSpec(
-                        SCHEDULES,
-                        Schedules,
-                        (
-                            store,
-                            self._journal,
-                            self._alarm,
-                            runs,
-                            Claims(store, self._journal, self._ownership, clock, self._mode),
-                            clock,
-                            self._mode,
-                            self._workflows.find,
-                            news,
-                            self._usage,
-                        ),
-                        name=SCHEDULES,
-                    ),
-                ),
-                on_exhausted="park",
-                on_parked=lambda _parked, error: self._desk.parked_schedules(error),
-            ),
-            parent=self._root,
-        )
-        self._scheduling = Scheduling(store, self._journal, group.refs[SCHEDULES], clock)
-        self._own_groups[SCHEDULES] = group
+    @property
+    def system(self) -> ActorSystem:
+        """The system its actors live in."""
+        return self._system
 
     # -- agents ------------------------------------------------------------------------------
 
@@ -632,103 +423,7 @@ class Runtime(ScheduleVerbs, ApprovalVerbs, OutboxVerbs):
         self._scheduling.look()
         return receipt
 
-    # -- waits -------------------------------------------------------------------------------
-
-    def provider_waits(self, agent: str | None = None) -> tuple[ProviderWait, ...]:
-        """The waits in force, of one agent or of all, those of agents that are gone included.
-
-        Not a checkpoint.
-
-        Raises:
-            InvalidNameError: The filter is no name; it is not read as all.
-        """
-        self._check_open()
-        if agent is not None:
-            check_name(agent, "agent")
-        return self._waits.listing(agent)
-
-    async def release_provider_wait(
-        self, agent: str, model: str = EVERY_MODEL, *, requester: str, door: Door = "api"
-    ) -> ReleaseReceipt:
-        """End an agent's waits: of one model, or (no model, or `*`) of all.
-
-        A checkpoint. Cancelled: the release may have been recorded; `provider_waits` tells.
-        Durable: where the receipt says `recorded`; `pending` binds in this process already.
-
-        Args:
-            agent: Whose waits; an agent of this runtime, or one that the listing still shows.
-            model: A model's name. Anything else but `*`, None included, is refused.
-            requester: Who asks, as it is recorded behind the door's name; one line, cut off at
-                200 characters.
-            door: The way the request came; `api` asks the host's admin gate.
-        Raises:
-            InvalidNameError: Agent or model is malformed; nothing was released.
-            InvalidInputError: The requester is malformed; nothing was released.
-            NotPermittedError: The host's admin gate did not let it pass; nothing was released.
-            UnknownAgentError: No such agent here and no wait of one; nothing was released.
-            AgentOwnedElsewhereError: A live process owns the agent; release it there, so that
-                its held turn learns of it. Nothing was released.
-        """
-        self._check_open()
-        check_name(agent, "agent")
-        if model != EVERY_MODEL:
-            check_name(model, "model")
-        by = self._permitted("release_provider_wait", agent, requester, door)
-        known = agent in self._members or any(act.key[0] == agent for act in self._waits.pending)
-        if not known and not self.provider_waits(agent):
-            raise UnknownAgentError(
-                f"no agent {agent!r} here and no wait of one; nothing was released; "
-                "list the waits for the names there are",
-                agent=agent,
-            )
-        self._check_not_owned_elsewhere(agent)
-        scope = None if model == EVERY_MODEL else model
-        with self._lifetime.answers():
-            receipt: ReleaseReceipt = await self._ledger.ask(ReleaseWaits(agent, scope, by))
-        return receipt
-
-    def _permitted(self, verb: str, agent: str, requester: str, door: Door) -> str:
-        """Who asks for an operator's act, as it is recorded; refused where the gate refuses."""
-        by = read_requester(requester, door)
-        check_permitted(self._admin, OperatorAct(verb, agent, by), door)
-        return by
-
-    def _check_not_owned_elsewhere(self, agent: str) -> None:
-        row = self._store.get("owners", ("agent", agent))
-        if row is None or row.record.nonce == self._ownership.nonce:
-            return
-        nonce = row.record.nonce
-        if self._ownership.is_alive(nonce):
-            process = self._store.get("processes", (nonce,))
-            pid, host = (0, "?") if process is None else (process.record.pid, process.record.host)
-            raise AgentOwnedElsewhereError(
-                f"agent {agent!r} is owned by process {pid} on {host}, which lives; nothing was "
-                "released; release it through that process, as the command line does",
-                agent=agent,
-                pid=pid,
-                host=host,
-            )
-
-    async def inbox(
-        self, agent: str | None = None, *, after: int | None = None, limit: int = 100
-    ) -> tuple[InboxRow, ...]:
-        """What was accepted and is not in a transcript yet, in the order it lands, and why it
-        waits; of one agent, or agent by agent.
-
-        A checkpoint a slice of rows. Reads rows; asks no actor. Agents that other processes run are
-        told of, too.
-
-        Args:
-            after: Only those of a greater number, with an agent: the last one's of a page before.
-            limit: 1 to 1,000.
-        Raises:
-            InvalidInputError, InvalidNameError: Names the argument.
-            UnknownAgentError: The store has no such agent.
-            RuntimeClosedError: The runtime has ended.
-        """
-        self._check_open()
-        check_listing(agent, after, limit)
-        return await read_inbox(self._store, agent, after=after, limit=limit)
+    # -- imports -----------------------------------------------------------------------------
 
     async def import_deferred(
         self,
@@ -773,249 +468,18 @@ class Runtime(ScheduleVerbs, ApprovalVerbs, OutboxVerbs):
             by = self._permitted("import_deferred", whom, requester, door)
         return await import_file(self, source, agent, by=by, wake=wake, dry_run=dry_run)
 
-    def alerts(self, *, after: int | None = None, limit: int = 100) -> tuple[Alert, ...]:
-        """What operators were told of, oldest first; earlier runs' included.
-
-        Not a checkpoint. One that the store could not take yet is not among them.
-
-        Args:
-            after: Only those with a greater number. None: the newest.
-            limit: 1 to 1,000.
-        Raises:
-            InvalidInputError: Names the argument that is out of its bounds.
-        """
-        self._check_open()
-        check_after(after, limit)
-        return tuple(read_alerts(self._store, after=after, limit=limit))
-
-    def usage(self, provider: object) -> UsageReading | None:
-        """The newest usage reading of the account that a provider calls with, from whatever call of
-        whatever process brought it; None where none is known. Not a checkpoint.
-
-        Raises:
-            RuntimeClosedError: The runtime has ended.
-        """
-        self._check_open()
-        credential = credential_of(provider, self._store_id)
-        return None if credential is None else self._usage.reading(credential)
-
-    # -- what was not handled ----------------------------------------------------------------
-
-    def dead_letters(
-        self, *, before: int | None = None, limit: int = 100
-    ) -> tuple[ArchivedMessage, ...]:
-        """Messages that were accepted and not handled, the newest first; earlier runs' included.
-
-        Not a checkpoint. What this process recorded in the last moments may not be a row yet.
-
-        Args:
-            before: Only those with a smaller number: the last one's of the page before.
-            limit: 1 to 1,000.
-        Raises:
-            InvalidInputError: Names the argument that is out of its bounds.
-        """
-        self._check_open()
-        return read_page(self._archive, "dead_letter", before, limit)
-
-    def quarantine(
-        self, *, before: int | None = None, limit: int = 100
-    ) -> tuple[ArchivedMessage, ...]:
-        """Messages whose handlers crashed past their last delivery. As `dead_letters`."""
-        self._check_open()
-        return read_page(self._archive, "quarantine", before, limit)
-
-    async def replay_dead_letter(
-        self,
-        id: int,  # noqa: A002
-        *,
-        requester: str,
-        door: Door = "api",
-    ) -> ArchivedMessage:
-        """Send a dead letter's message to its actor again, as a tell; count it in its row.
-
-        A checkpoint. Cancelled: it may have been counted and sent; the row tells.
-        Durable: the count, before the message is sent, so that a death in between sends nothing.
-
-        Args:
-            id: The row's number.
-            requester: Who asks, as for `release_provider_wait`; so is `door`. The admin gate is
-                asked about the row's actor.
-        Returns:
-            The row as it stands. What becomes of the message shows as a row of its own, if it ends
-            so again.
-        Raises:
-            InvalidInputError: The number is none, or the requester is malformed; nothing was done.
-            NotPermittedError: The host's admin gate did not let it pass; nothing was done.
-            UnknownEntryError: No such row; nothing was done.
-            ReplaysExceededError: It was replayed once already; nothing was done.
-            MessageNotKeptError: The message could not be stored; nothing was done.
-            ActorDeadError, MailboxFullError: Nobody took it; nothing was sent, nor counted.
-            NotStoredError: The count could not be stored; nothing was sent.
-        """
-        return await self._replay("dead_letter", id, requester, door)
-
-    async def replay_quarantined(
-        self,
-        id: int,  # noqa: A002
-        *,
-        requester: str,
-        door: Door = "api",
-    ) -> ArchivedMessage:
-        """Send a quarantined message to its actor again. As `replay_dead_letter`."""
-        return await self._replay("quarantine", id, requester, door)
-
-    async def _replay(self, kind: Kind, number: int, requester: str, door: Door) -> ArchivedMessage:
-        self._check_open()
-        read_requester(requester, door)  # What is malformed is told before what is not there.
-        verb = "replay_dead_letter" if kind == "dead_letter" else "replay_quarantined"
-        by = self._permitted(verb, actor_of(self._store, kind, number), requester, door)
-        with self._lifetime.answers():
-            return await replay(
-                self._archive, self._store, self._journal, kind, number, by, self.clock.now_ms()
-            )
-
-    # -- looking -----------------------------------------------------------------------------
-
-    def status(self) -> RuntimeStatus:
-        """A snapshot of every agent and every wait. Not a checkpoint; asks no actor."""
-        self._check_open()
-        return RuntimeStatus(
-            directory=str(self.directory),
-            store_id=self._store_id,
-            pid=os.getpid(),
-            host=socket.gethostname(),
-            started_ms=self._started_ms,
-            now_ms=self.clock.now_ms(),
-            agents=tuple(self._members[name].status(self._waits) for name in sorted(self._members)),
-            waits=self.provider_waits(),
-            dead_letters=self._system.dead_letters.total,
-            quarantine=self._system.quarantine.total,
-            mode=self._quiescence.status(),
-        )
-
-    def health(self) -> dict[str, AgentHealth]:
-        """How each agent stands with its providers, by name. Not a checkpoint; asks no actor.
-
-        Agents that are gone and that a wait is still listed of are not in it: see
-        `provider_waits`.
-        """
-        self._check_open()
-        return {name: self._health(self._members[name]) for name in sorted(self._members)}
-
-    def _health(self, member: Member) -> AgentHealth:
-        status = member.status(self._waits)
-        binding = {wait.model for wait in status.admission.waits}
-        return AgentHealth(
-            state=status.state,
-            model=status.model,
-            can_call=status.held is None and not binding & {status.model, EVERY_MODEL},
-            held=status.held,
-            admission=status.admission,
-        )
-
-    @property
-    def system(self) -> ActorSystem:
-        """The system its actors live in."""
-        return self._system
-
-    def statistics(self) -> RuntimeStatistics:
-        """Figures of every agent, wait and commit. Not a checkpoint; on the loop thread only.
-
-        Raises:
-            RuntimeClosedError: The runtime has ended.
-        """
-        self._check_open()
-        agents = [member.status(self._waits) for member in list(self._members.values())]
-        return RuntimeStatistics(
-            agents=Counter(agent.state for agent in agents),
-            holds=Counter(agent.held.cause for agent in agents if agent.held is not None),
-            waits=len(self._waits.listing(None)),
-            inbox=sum(agent.inbox for agent in agents),
-            wakes=sum(agent.wakes for agent in agents),
-            requests=self._commits.requests,
-            commits=self._commits.cumulated(),
-            commits_s=self._commits.sum_s,
-            alert_sinks=self._alerts_kept().figures(),
-        )
-
-    def _alerts_kept(self) -> AlertsKept:
-        kept: AlertsKept = self._alerts._cell.kept
-        return kept
-
-    def tree(
-        self, *, depth_max: int = DEPTH, width_max: int = WIDTH, nodes_max: int = NODES
-    ) -> TreeNode:
-        """The tree of supervisors and actors, bounded. As `ActorSystem.tree`; any thread."""
-        self._check_open()
-        return self._system.tree(depth_max=depth_max, width_max=width_max, nodes_max=nodes_max)
-
-    def events(
-        self, *, capacity: int = CAPACITY, kinds: Collection[str] | None = None
-    ) -> Subscription:
-        """Look at what happens from now on: `async for event in runtime.events():`.
-
-        For looking: lossy for a slow reader, who is told in place how many it missed. What must be
-        acted on is read from its record. Not a checkpoint; any thread; ends with the system. As
-        `ActorSystem.events`, with the events of agents beside those of actors; `abeyance.actors.
-        events` has the classes.
-
-        Args:
-            capacity: How many unread events are held.
-            kinds: Only events of these kinds. None is all.
-        """
-        self._check_open()
-        return self._system.events(capacity=capacity, kinds=kinds)
-
-    # -- the end -----------------------------------------------------------------------------
-
-    async def _stop(self) -> None:
-        """End every live turn with its wakes given back; what is durable stays where it is."""
-        with trio.move_on_after(STOP_DEADLINE_S, shield=True):
-            await self._lifetime.end()
-            if self._root is None:
-                return
-            if SCHEDULES in self._own_groups:  # Else the start was cut off before anything worked.
-                await self._end_work()
-            await self._root.stop()
-        for member in self._members.values():
-            member.slot_view.end()
-
-    async def _end_work(self) -> None:
-        self._workflows.close()
-        self._scheduling.stop()
-        async with trio.open_nursery() as nursery:
-            # Together: an item of a run may wait for an ephemeral one.
-            nursery.start_soon(self._workflows.stop)
-            nursery.start_soon(self._runs.stop)
-        parked = [member for member in self._members.values() if member.is_parked]
-        async with trio.open_nursery() as nursery:
-            for member in self._members.values():
-                if not member.is_parked:
-                    nursery.start_soon(_stop_turns, member.agent)
-        for member in parked:
-            # Nobody in a parked group answers. Who waits for it learns so by its end; a turn that
-            # lives is left to the next start, as after a crash.
-            await member.slot_group.stop()
-            await member.group.stop()
-        with suppress(ActorDeadError):
-            # The last chance of what could not be recorded when it was stated or released.
-            await self._ledger.ask(OfferPending())
-
-    def _close_ports(self) -> None:
-        """Every actor has ended: write what came too late for the journal."""
-        if isinstance(self._system.reminders, DurableReminders):
-            self._system.reminders = MemoryReminders(self._system)
-        if self._system.deliveries is self._counts:
-            self._system.deliveries = None
-        try:
-            self._archive.close()
-        finally:
-            self._counts.close()
+    # -- for its parts -----------------------------------------------------------------------
 
     def _store_lost(self, error: Exception) -> None:
         """The writer died twice: nothing can be promised any more, so the runtime ends."""
         self._lost = error
         self._scope.cancel()
+
+    def _permitted(self, verb: str, agent: str, requester: str, door: Door) -> str:
+        """Who asks for an operator's act, as it is recorded; refused where the gate refuses."""
+        by = read_requester(requester, door)
+        check_permitted(self._admin, OperatorAct(verb, agent, by), door)
+        return by
 
     @property
     def _closed(self) -> bool:
@@ -1044,8 +508,3 @@ class Runtime(ScheduleVerbs, ApprovalVerbs, OutboxVerbs):
                 agent=name,
             )
         return member
-
-
-async def _stop_turns(agent: TrioActorRef[Agent]) -> None:
-    with suppress(ActorDeadError):  # It has ended before; there is no turn to end.
-        await agent.ask(StopTurns())

@@ -1,0 +1,100 @@
+"""The waits that providers stated: listed, and released. A part of `Runtime`.
+
+Runs in: whichever task calls; nothing here outlives its call.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, cast
+
+from .domain.errors import (
+    AgentOwnedElsewhereError,
+    UnknownAgentError,
+)
+from .domain.ingress import check_name
+from .domain.protocol import ReleaseReceipt, ReleaseWaits
+from .domain.requesters import Door
+from .domain.wait_book import ProviderWait
+
+if TYPE_CHECKING:
+    from .runtime import Runtime
+
+EVERY_MODEL: Final = "*"
+
+
+class WaitVerbs:
+    """The part of a runtime that is about what providers stated."""
+
+    def provider_waits(self, agent: str | None = None) -> tuple[ProviderWait, ...]:
+        """The waits in force, of one agent or of all, those of agents that are gone included.
+
+        Not a checkpoint.
+
+        Raises:
+            InvalidNameError: The filter is no name; it is not read as all.
+        """
+        runtime = cast("Runtime", self)
+        runtime._check_open()
+        if agent is not None:
+            check_name(agent, "agent")
+        return runtime._waits.listing(agent)
+
+    async def release_provider_wait(
+        self, agent: str, model: str = EVERY_MODEL, *, requester: str, door: Door = "api"
+    ) -> ReleaseReceipt:
+        """End an agent's waits: of one model, or (no model, or `*`) of all.
+
+        A checkpoint. Cancelled: the release may have been recorded; `provider_waits` tells.
+        Durable: where the receipt says `recorded`; `pending` binds in this process already.
+
+        Args:
+            agent: Whose waits; an agent of this runtime, or one that the listing still shows.
+            model: A model's name. Anything else but `*`, None included, is refused.
+            requester: Who asks, as it is recorded behind the door's name; one line, cut off at
+                200 characters.
+            door: The way the request came; `api` asks the host's admin gate.
+        Raises:
+            InvalidNameError: Agent or model is malformed; nothing was released.
+            InvalidInputError: The requester is malformed; nothing was released.
+            NotPermittedError: The host's admin gate did not let it pass; nothing was released.
+            UnknownAgentError: No such agent here and no wait of one; nothing was released.
+            AgentOwnedElsewhereError: A live process owns the agent; release it there, so that
+                its held turn learns of it. Nothing was released.
+        """
+        runtime = cast("Runtime", self)
+        runtime._check_open()
+        check_name(agent, "agent")
+        if model != EVERY_MODEL:
+            check_name(model, "model")
+        by = runtime._permitted("release_provider_wait", agent, requester, door)
+        known = agent in runtime._members or any(
+            act.key[0] == agent for act in runtime._waits.pending
+        )
+        if not known and not self.provider_waits(agent):
+            raise UnknownAgentError(
+                f"no agent {agent!r} here and no wait of one; nothing was released; "
+                "list the waits for the names there are",
+                agent=agent,
+            )
+        self._check_not_owned_elsewhere(agent)
+        scope = None if model == EVERY_MODEL else model
+        with runtime._lifetime.answers():
+            receipt: ReleaseReceipt = await runtime._ledger.ask(ReleaseWaits(agent, scope, by))
+        return receipt
+
+    def _check_not_owned_elsewhere(self, agent: str) -> None:
+        runtime = cast("Runtime", self)
+        row = runtime._store.get("owners", ("agent", agent))
+        if row is None or row.record.nonce == runtime._ownership.nonce:
+            return
+        nonce = row.record.nonce
+        if runtime._ownership.is_alive(nonce):
+            process = runtime._store.get("processes", (nonce,))
+            pid, host = (0, "?") if process is None else (process.record.pid, process.record.host)
+            raise AgentOwnedElsewhereError(
+                f"agent {agent!r} is owned by process {pid} on {host}, which lives; nothing was "
+                "released; release it through that process, as the command line does",
+                agent=agent,
+                pid=pid,
+                host=host,
+            )
