@@ -10,6 +10,7 @@ Its hooks and handlers run on the loop thread.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Coroutine, Hashable
 from threading import get_ident
 from types import TracebackType
@@ -21,7 +22,6 @@ from .asks import STANCE, check_ring, check_table
 from .cell import BIRTHS, Cell
 from .envelope import ANSWER, LATER, TIMER, Answer, Ended, Later
 from .errors import REFUSALS, AskCycleError
-from .expiry import bounded
 from .future import TrioFuture
 from .hand import owe, stash, take_next, unstash
 from .logs import Log
@@ -30,6 +30,7 @@ from .reminders import check_reminder
 from .replies import Reply, Request
 from .settling import drop_internal
 from .tasks import start_task
+from .timeouts import bounded
 
 if TYPE_CHECKING:
     import trio
@@ -358,7 +359,7 @@ class TrioActor(pykka.Actor):
                 with its incarnation answers `OutcomeUnknownError`.
         """
         cell = self._cell
-        incarnation = 0 if fact else cell.incarnation
+        incarnation = 0 if fact else cell.present
         names = STANCE.get()[0][:-1]
         tracing = cell.system.tracing
         kept = None if tracing is None else tracing.keeping()
@@ -389,11 +390,20 @@ class TrioActor(pykka.Actor):
         """Send this incarnation a message, by the internal lane, in `delay_s` seconds.
 
         Not a checkpoint. Returns the timer, which can be cancelled.
+
+        Args:
+            delay_s: From now; what is not above 0 is at once, `math.inf` is never.
+            message: What to send.
+
+        Raises:
+            ValueError: `delay_s` is no number; nothing was set.
         """
+        if math.isnan(delay_s):
+            raise ValueError(f"delay_s must be a number, not {delay_s!r}; nothing was set")
         cell = self._cell
         if cell.system.tracing is not None:
             message = cell.system.tracing.carried(message)
-        item = (TIMER, message, cell.incarnation, 0)
+        item = (TIMER, message, cell.present, 0)
         return cell.system.wheel.at(delay_s, lambda: cell.box.put_internal(item))
 
     def remind(
@@ -447,7 +457,10 @@ class TrioActor(pykka.Actor):
 
         Not a checkpoint. Ends with this incarnation.
         """
-        ref._cell.watch(self._cell)
+        watched, cell = ref._cell, self._cell
+        # A constructor may run on a host thread. Of a system that has ended all have ended.
+        if not watched.system.on_loop(watched.watch, cell, cell.present):
+            watched.watch(cell, cell.present)
 
 
 def _find_system() -> ActorSystem:

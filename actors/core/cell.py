@@ -247,8 +247,7 @@ class Cell:
             self.system.names.release(self.name, self)
         self.system.forget(self)
         if self.registered:
-            unregister(self)
-            logger.debug("Stopped %s", self.ref, actor=self.key)
+            self.strike()
         if self.watchers:
             self._tell_watchers(reason, final=True)
         self.settle_idle()
@@ -261,6 +260,11 @@ class Cell:
         system = self.system
         if system.hub.watched:
             system.emit(ActorStopped, subject=self.key, incarnation=self.incarnation, error=reason)
+
+    def strike(self) -> None:
+        """Take it out of pykka's registry."""
+        unregister(self)
+        logger.debug("Stopped %s", self.ref, actor=self.key)
 
     def settle_pills(self) -> None:
         """Tell those who sent stop pills that the incarnation ended. Another may start."""
@@ -310,11 +314,20 @@ class Cell:
             if self.state == "ended":
                 self.settle_pills()
             return
+        if self.supervisor.never_started(self):
+            # It was added to a group at rest: no task is there to end it.
+            if self.supervisor._ends_with(self):
+                self._end(None)
+            self.settle_pills()
+            return
         self.box.signal(STOP_NOW)
 
     def take_pills(self) -> None:
-        """Stop a suspended actor whose stop pills wait in the lane that is not served."""
-        if not self.box.suspended or self.state != "running":
+        """Stop an actor whose stop pills wait in a lane that is not served: it is suspended, or
+        its group is parked."""
+        if not (self.box.suspended and self.state == "running") and not (
+            self.supervisor.rests and self.state in ("held", "new")
+        ):
             return
         for message, target, _ in list(self.box.user):
             if message.__class__ is StopPill and target is not None and not target.settled:
@@ -411,15 +424,20 @@ class Cell:
 
     # -- watchers
 
-    def watch(self, watcher: Cell) -> None:
-        """Send `Ended` to the watcher's present incarnation from now on."""
+    @property
+    def present(self) -> int:
+        """Which incarnation the instance is of: the first, while its constructor runs."""
+        return self.incarnation or 1
+
+    def watch(self, watcher: Cell, incarnation: int) -> None:
+        """Send `Ended` to this incarnation of the watcher from now on."""
         if self.state == "ended":
             item = Ended(self.ref, self.incarnation, self.last_error, True)
-            watcher.box.put_internal((ENDED, item, watcher.incarnation, 0))
+            watcher.box.put_internal((ENDED, item, incarnation, 0))
             return
         if self.watchers is None:
             self.watchers = {}
-        self.watchers[watcher] = watcher.incarnation
+        self.watchers[watcher] = incarnation
 
     def _tell_watchers(self, reason: BaseException | None, *, final: bool) -> None:
         watchers = self.watchers
@@ -427,7 +445,7 @@ class Cell:
             return
         ended = Ended(self.ref, self.incarnation, reason, final)
         for watcher, incarnation in list(watchers.items()):
-            if incarnation != watcher.incarnation or watcher.state == "ended":
+            if incarnation != watcher.present or watcher.state == "ended":
                 del watchers[watcher]
             else:
                 watcher.box.put_internal((ENDED, ended, incarnation, 0))

@@ -94,6 +94,7 @@ def _park(supervisor: Supervisor, failure: BaseException) -> None:
         "group %s is parked until it is unparked: %s", supervisor, failure, actor=supervisor.spec.id
     )
     supervisor.system.emit(GroupParked, subject=supervisor.spec.id, error=failure)
+    supervisor.take_pills()
     if supervisor.spec.on_parked is not None:
         try:
             supervisor.spec.on_parked(supervisor, failure)

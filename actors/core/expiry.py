@@ -1,4 +1,4 @@
-"""The time an ask has, and ending the handler it runs for with that.
+"""Ending the handler of an ask with the time it has.
 
 Only where the ask said so, and only a handler that awaits: the cancellation comes at its next
 checkpoint. It is no crash. The incarnation goes on with the next message; what the handler had
@@ -14,9 +14,8 @@ Runs in the cell's task; `end_handler` on the loop thread.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -25,23 +24,6 @@ from .settling import give_up
 
 if TYPE_CHECKING:
     from .cell import Cell
-
-LONGEST_S: Final = threading.TIMEOUT_MAX
-"""What a thread can wait at most, in seconds. An ask has less time, or time without an end."""
-
-
-def bounded(field: str, timeout_s: float) -> float | None:
-    """Return the time of an ask that was stated; None where it has no end that can be kept.
-
-    Raises:
-        ValueError: It is below 0, or no number; nothing was sent.
-    """
-    if not timeout_s >= 0:
-        raise ValueError(
-            f"{field} must be at least 0, not {timeout_s!r}; nothing was done; "
-            "math.inf is without an end"
-        )
-    return timeout_s if timeout_s < LONGEST_S else None
 
 
 async def until_expired(cell: Cell, target: Target, coroutine: Coroutine[Any, Any, Any]) -> Any:

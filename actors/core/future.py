@@ -39,6 +39,7 @@ from trio.lowlevel import (
 
 from .asks import STANCE, check_ring
 from .errors import AskTimeoutError, FutureSettledError, WouldDeadlockError
+from .timeouts import bounded_or_none
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -258,8 +259,8 @@ class TrioFuture(Target, pykka.Future[T]):
         """
         kind, error, traceback = exc_info if exc_info is not None else sys.exc_info()
         if error is None:
-            assert kind is not None
-            error = kind()
+            # As pykka's, one that is given nothing is settled all the same, and tells who gets it.
+            error = kind() if kind is not None else AssertionError(_NO_EXCEPTION)
         if self._get_hook is not None or not self._settle(Failure(error, traceback)):
             raise _settled_already()
 
@@ -276,9 +277,9 @@ class TrioFuture(Target, pykka.Future[T]):
                 del self._claim  # A reply that comes yet is dropped: the hook stands.
             except AttributeError:
                 raise _settled_already() from None
-        self._hook_lock = threading.RLock()
-        self._get_hook_result = self._no_result
-        self._get_hook = func
+            self._hook_lock = threading.RLock()
+            self._get_hook_result = self._no_result
+        self._get_hook = func  # What an earlier one yielded stands, as pykka's does.
 
     def on_done(self, callback: Callable[[], object]) -> None:
         """Call `callback` once, when there is an outcome, on the thread that settles.
@@ -310,15 +311,18 @@ class TrioFuture(Target, pykka.Future[T]):
         """Return the value, or raise the exception. Blocks the calling thread until there is one.
 
         Args:
-            timeout: Seconds to wait; None waits for ever.
+            timeout: Seconds to wait, from 0; None, `math.inf` or more than a thread can wait is
+                for ever.
 
         Raises:
             pykka.Timeout: There was no outcome in time.
+            ValueError: The timeout is below 0, or no number; nothing was waited for.
             WouldDeadlockError: Called on a thread that runs trio, and there is no outcome.
             AskCycleError: The asked actor waits for the caller; nothing was waited for.
         """
         outcome = self._outcome
         if outcome is PENDING:
+            timeout = bounded_or_none("timeout", timeout)
             if self._get_hook is not None:
                 return self._get_by_hook(timeout)
             self._block(timeout)
@@ -345,7 +349,7 @@ class TrioFuture(Target, pykka.Future[T]):
         lock = allocate_lock()
         lock.acquire()
         self.on_done(lock.release)
-        if not lock.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
+        if not lock.acquire(timeout=-1 if timeout is None else timeout):
             raise pykka.Timeout(f"{timeout} seconds")
 
     def __await__(self) -> Generator[Any, Any, T]:
@@ -438,6 +442,12 @@ async def wait_future(future: pykka.Future[Any]) -> Any:
     if isinstance(future, TrioFuture):
         return await future
     return await trio.to_thread.run_sync(future.get, abandon_on_cancel=True)
+
+
+_NO_EXCEPTION: Final = (
+    "set_exception() was called without an exception, outside an except block; "
+    "the future keeps this in its place; give it one"
+)
 
 
 def _settled_already() -> FutureSettledError:

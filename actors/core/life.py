@@ -96,6 +96,7 @@ async def _wait_while_held(cell: Cell) -> None:
         cell.state = "held"
         cell.settle_idle()
         cell._nudge = trio.Event()
+        cell.take_pills()  # It may have been left behind by a group that has parked since.
         await cell._nudge.wait()
     # What was to end an incarnation before it ran must not end the one that is to run.
     cell.box.control &= ~(KILL | HALT)
@@ -205,6 +206,8 @@ async def _leave(cell: Cell, actor: TrioActor, how: str) -> None:
         cell.stopping = True
         cell.box.set_room()
         cell.box.give_room()
+        if cell.registered:  # As pykka, whose `on_stop` runs outside the registry.
+            cell.strike()
     if how != HALTED:
         with trio.move_on_after(cell.shutdown_s):
             await serve_owed(cell, actor)

@@ -153,7 +153,8 @@ class Mailbox(Room):
             waiter = self.wait_for_room()
             if waiter is not None:
                 try:
-                    waiter.get(timeout=None if until is None else until - time.monotonic())
+                    left_s = None if until is None else max(0.0, until - time.monotonic())
+                    waiter.get(timeout=left_s)
                 except pykka.Timeout:
                     self.leave_queue(waiter)
                     self.check_open(message)

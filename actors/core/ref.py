@@ -22,8 +22,9 @@ from trio.lowlevel import in_trio_run
 from .asks import IDLE, STANCE, Stance, check_ring, check_table
 from .envelope import STOP_PILL, TELL, Envelope
 from .errors import REFUSALS, ActorDeadError, AskTimeoutError, WouldDeadlockError
-from .expiry import LONGEST_S, bounded, end_handler
+from .expiry import end_handler
 from .future import NO_DEADLINE, PENDING, AskFuture, TrioFuture
+from .timeouts import LONGEST_S, bounded, bounded_or_none
 
 if TYPE_CHECKING:
     from .cell import Cell
@@ -46,7 +47,15 @@ class StoppedFlag:
         return self._cell.stopping
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Block a host thread until the actor has ended. Return whether it has."""
+        """Block a host thread until the actor has ended. Return whether it has.
+
+        Args:
+            timeout: Seconds to wait, from 0; None, `math.inf` or more than a thread can wait is
+                for ever.
+
+        Raises:
+            ValueError: The timeout is below 0, or no number; nothing was waited for.
+        """
         try:
             self._cell.ended_future().get(timeout=timeout)
         except pykka.Timeout:
@@ -313,7 +322,8 @@ class TrioActorRef(pykka.ActorRef[A]):
     ) -> Any:
         """Stop the actor: after what was sent before, or after its current message.
 
-        A suspended actor stops after its current message, whatever was sent before.
+        A suspended actor stops after its current message, and one of a parked group at once,
+        whatever was sent before.
 
         Not a checkpoint. Returns, or gives a future of, True if the actor was stopped by now, and
         False if it had ended before. A permanent child is started again by its supervisor, in
@@ -322,12 +332,15 @@ class TrioActorRef(pykka.ActorRef[A]):
         Args:
             now: Leave the messages in the mailbox unhandled; they become dead letters.
             block: As for `ask`.
-            timeout: Seconds to wait for it, when blocking; None is for ever.
+            timeout: Seconds to wait for it, from 0, when blocking; None, `math.inf` or more than a
+                thread can wait is for ever.
 
         Raises:
             WouldDeadlockError: `block=True` where trio runs; nothing was done.
+            ValueError: The timeout is below 0, or no number; nothing was done.
             pykka.Timeout: Blocking, and it had not stopped in time. It still will.
         """
+        timeout = bounded_or_none("timeout", timeout)
         cell = self._cell
         running_trio = get_ident() == cell.box.ident or in_trio_run()
         if running_trio and block:
@@ -345,7 +358,9 @@ class TrioActorRef(pykka.ActorRef[A]):
                     result._answer(False)
             else:
                 cell.box.append((STOP_PILL, done, 0))
-                if cell.box.suspended:
+                # Where nothing is handled for now nobody takes it. Whoever makes it so looks
+                # for pills after that, as this looks after it put one in.
+                if cell.box.suspended or cell.supervisor.rests:
                     cell.system.on_loop(cell.take_pills)
         if running_trio or block is False:
             return result

@@ -80,7 +80,7 @@ class Request(Target):
         self._asker = cell
         self._tag = tag
         self._message = message
-        self._incarnation = 0 if fact else cell.incarnation
+        self._incarnation = 0 if fact else cell.present
         # The ring ends where the asker itself waits: the answer is handled in the asker's chain.
         self._chain = chain
         if cell.system.tracing is not None:

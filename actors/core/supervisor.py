@@ -277,6 +277,26 @@ class Supervisor:
         """Whether no child is to be started now."""
         return self._halted or self._ending or self.state != "running"
 
+    @property
+    def rests(self) -> bool:
+        """Whether nothing of it runs until somebody unparks it, or a group above it. Any thread."""
+        group: Supervisor | None = self
+        while group is not None and group.state != "parked":
+            group = group.parent
+        return group is not None
+
+    def never_started(self, cell: Cell) -> bool:
+        """Whether it is a child that waits for the group to be launched for the first time."""
+        child = self._children.get(cell.child_id)
+        return isinstance(child, ActorChild) and child.cell is cell and not child.started
+
+    def take_pills(self) -> None:
+        """Stop those that were told to stop, here and below, now that the group is at rest."""
+        for group in self.walk():
+            for child in list(group._children.values()):
+                if isinstance(child, ActorChild):
+                    child.cell.take_pills()
+
     def _cut(self) -> None:
         """Cut the start short that an operation waits for, if one does."""
         if self._launching is not None:

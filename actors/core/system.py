@@ -30,7 +30,6 @@ from .clock import Clock, SystemClock
 from .deadletters import DeadLetter, Ledger, Quarantined
 from .errors import ActorDeadError, NameTakenError
 from .events import Event
-from .expiry import bounded
 from .hub import CAPACITY, EventHub, Subscription
 from .logs import Log
 from .ports import (
@@ -49,6 +48,7 @@ from .shutdown import PHASES, ShutdownReport, shut_down
 from .snapshots import ActorStatistics, SystemStatistics, of_system
 from .specs import Directives, SupervisorSpec, check_directives
 from .supervisor import Supervisor
+from .timeouts import bounded
 from .tree import DEPTH, NODES, WIDTH, TreeNode, take_tree
 from .wheel import Wheel
 

@@ -27,6 +27,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from threading import get_ident
 from typing import TYPE_CHECKING
 
@@ -132,13 +133,20 @@ class Wheel:
         return slot
 
     def at(self, delay_s: float, fire: Callable[[], object]) -> Timer:
-        """Call `fire` on the loop thread in `delay_s` seconds. It must not raise."""
+        """Call `fire` on the loop thread in `delay_s` seconds. It must not raise. Any thread."""
         timer = Timer(fire)
         when = self._trio_now() + max(0.0, delay_s)
+        if get_ident() == self._ident:
+            self._set(when, timer)
+        else:  # The constructor of an actor that a host thread starts.
+            with suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._set, when, timer)
+        return timer
+
+    def _set(self, when: float, timer: Timer) -> None:
         heapq.heappush(self._timers, (when, next(self._order), timer))
         if when < self._wake_at:
             self._nudge.set()
-        return timer
 
     async def run(self) -> None:
         """Expire and fire until cancelled."""

@@ -16,7 +16,7 @@ from abeyance.actors.core import (
     OutcomeUnknownError,
     TrioActor,
 )
-from abeyance.actors.core.expiry import LONGEST_S
+from abeyance.actors.core.timeouts import LONGEST_S
 
 
 class Runs(TrioActor):
