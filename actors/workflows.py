@@ -62,6 +62,7 @@ from .domain.run_rows import (
     RunId,
     check_key,
     first_request,
+    is_owned,
     pack_plain,
     read_run_id,
 )
@@ -322,11 +323,15 @@ class Workflows:
         self._check_serving()
 
         def decide(record: Run) -> Run | None:
-            # What waits is nobody's to be taken from.
-            if record.state not in LIVE or self._claims.owner_guard(run) is not None:
+            # What waits is nobody's to be taken from, but for one with a thread left.
+            if not is_owned(record) or self._claims.owner_guard(run) is not None:
                 return None
             _check_version(run, record, workflow)
-            return self._claims.taken_up(record)
+            waits = record.suspension
+            if record.state in LIVE or waits is None:
+                return self._claims.taken_up(record)
+            waits = replace(waits, threads=0)
+            return replace(record, suspension=waits, changed_ms=self._clock.now_ms())
 
         self._kept.coming.add(run)
         try:
@@ -336,6 +341,7 @@ class Workflows:
                 self._kept.coming.discard(run)
         if claim.state not in LIVE:
             self._kept.coming.discard(run)
+            self.look()
         return self._receipt(run, claim, begin=True)
 
     async def cancel(self, text: str, by: str, reason: str) -> RunReceipt:

@@ -4,9 +4,9 @@ Invariants:
     I1  A claim is one commit that guards the run's row and takes its owner row, so of several who
         are at it, in whichever processes, one wins; the others find it taken.
     I2  Nothing is claimed as live on a host that is quiesced.
-    I3  A run is owned while it is live. One that waits, needs an operator or has ended is nobody's,
-        whichever process executed it last and however that fares: whoever may claim it takes its
-        owner row, with the next fence, and what is left of it there is refused from then on.
+    I3  A run is owned while it is live, or a thread of it is. Any other is nobody's, whichever
+        process executed it last and however that fares: whoever may claim it takes its owner row,
+        with the next fence, and what is left of it there is refused from then on.
 
 Runs in: the loop thread.
 """
@@ -27,7 +27,7 @@ from abeyance.storage.tables.runs import Run
 
 from .errors import not_stored
 from .mode import HostMode
-from .run_rows import LIVE, NOBODY, RunId, bounded, change
+from .run_rows import LIVE, NOBODY, RunId, bounded, change, is_owned
 
 
 class Claim(NamedTuple):
@@ -105,7 +105,7 @@ class Claims:
             if new is None:
                 return Claim(record.state, won=False)
             try:
-                guards, owner_puts = self.owned(run, force=force or record.state not in LIVE)
+                guards, owner_puts = self.owned(run, force=force or not is_owned(record))
             except OwnedElsewhereError as error:
                 return Claim(
                     record.state, won=False, elsewhere=True, pid=error.pid, host=error.host

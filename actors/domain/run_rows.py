@@ -296,6 +296,17 @@ def _place(record: Run) -> tuple[Bucket, int]:
             return record.state, record.changed_ms
 
 
+def is_owned(record: Run) -> bool:
+    """Whether the process of the run's owner row keeps others from it, as long as it lives.
+
+    It does while it executes the run, and while a thread that it cannot end may still do so.
+    """
+    waits = record.suspension
+    return record.state in LIVE or (
+        record.state in WAITING and waits is not None and waits.threads > 0
+    )
+
+
 def given_up(owner: Row | None) -> Value:
     """The owner row of a live run that nobody executes: whoever has its workflow may take it."""
     fence = 0 if owner is None else owner.record.fence

@@ -109,6 +109,7 @@ def _stands(life: Life, where: Where) -> dict[str, Any]:
         "folder": life.folders.known(life.run, life.record),
         "session": inside[-1] if inside else None,
         "exact": None not in inside,
+        "threads": life.threads.running(life.run),
         "attempt": life.record.walls + 1,
         "since_ms": life.clock.now_ms(),
     }

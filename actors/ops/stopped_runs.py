@@ -34,7 +34,7 @@ from abeyance.actors.domain.run_acts import (
     settle_doubt,
 )
 from abeyance.actors.domain.run_errors import RunOwnedElsewhereError
-from abeyance.actors.domain.run_rows import LIVE, RunId, change, given_up, read_run_id
+from abeyance.actors.domain.run_rows import LIVE, RunId, change, given_up, is_owned, read_run_id
 from abeyance.actors.run_reading import (
     check_run_listing,
     list_runs,
@@ -220,7 +220,7 @@ class StoppedRuns:
         """See that no live process executes the run; the guard under which that still holds."""
         row = self._store.get("owners", run.owned)
         guard = Guard("owners", run.owned, 0 if row is None else row.counter)
-        if row is None or record.state not in LIVE:
+        if row is None or not is_owned(record):
             return guard
         if not is_locked(self._owners / row.record.nonce):
             return guard

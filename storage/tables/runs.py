@@ -83,6 +83,9 @@ class Suspension(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The handle of the provider's session that it stands inside, where there is one."""
     exact: bool = True
     """False: it stands inside a session that nothing resumes; only an operator takes it up."""
+    threads: Seq = 0
+    """Functions of it that its workflow gave up and that were still in threads of its process,
+    which nobody can end: while that lives, the run stays its own."""
     attempt: Annotated[int, Meta(ge=1)]
     """The how manieth wall of this run."""
     failure: Text

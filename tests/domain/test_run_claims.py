@@ -32,7 +32,8 @@ from abeyance.storage.locks import FileLock
 from abeyance.storage.store import Committed, Put, Request
 from abeyance.storage.tables.ownership import Owner
 
-from .test_runs import BUFFER, HOUR, Effects, five, states, waiting
+from .test_runs import BUFFER, HOUR, Effects, five, states, waiting, wall
+from .test_step_threads import Body, out_of_its_thread
 from .world import World, until
 
 
@@ -127,6 +128,47 @@ async def test_run_that_a_live_process_executes_is_left_to_it(
                     await runtime.cancel_run("report:1", requester="ops")
             assert runtime.run("report:1").state == "running"
             assert len(effects.keys) == 3
+
+
+async def test_waiting_run_whose_thread_is_left_in_a_live_process_is_that_ones(
+    world: World, virtual_time: MockClock
+) -> None:
+    """Its item would be run beside itself; an operator who knows better takes it over."""
+    slow, walls = Body(), [world.clock.now_ms() + HOUR]
+    gives_up = trio.CancelScope()
+
+    async def act() -> None:
+        if walls:
+            raise wall(walls.pop())
+
+    async def body(run: RunContext, _params: Any) -> None:
+        with gives_up if walls else trio.CancelScope():
+            await run.do("slow", slow, in_doubt="retry")
+        await run.do("act", act)
+
+    async with world.open() as runtime:
+        runtime.add_workflow("w", body)
+        await runtime.start_run("k", "w")
+        await until(lambda: slow.entered == 1)
+        gives_up.cancel()
+        await until(lambda: runtime.run("k").state == "waiting_for_capacity")
+        assert world.rows("runs")[0].suspension.threads == 1
+    with owned_elsewhere(world.directory, ("run", "k@1")):
+        store = StoppedStore(world.directory, writing=True)
+        with pytest.raises(RunOwnedElsewhereError):
+            store.resume_run("k")
+        store.close()
+        await out_of_its_thread(slow)
+        async with world.open() as runtime:
+            runtime.add_workflow("w", body)
+            await trio.sleep(2 * HOUR / 1_000)
+            assert runtime.run("k").state == "waiting_for_capacity"
+            with pytest.raises(RunOwnedElsewhereError):
+                await runtime.resume_run("k", requester="ops")
+            assert (await runtime.take_over_run("k", requester="ops")).changed
+            with trio.fail_after(120):
+                assert (await runtime.wait_run("k")).state == "completed"
+    assert slow.entered == 1
 
 
 # -- agents that are in another process
