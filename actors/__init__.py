@@ -82,11 +82,11 @@ if TYPE_CHECKING:
     from .hosted_runs import HostedRun
     from .opening import open_runtime
     from .outboxes import Outbox, OutboxReply, OutboxStatus
+    from .run_looking import RunHandle
     from .run_status import RunReceipt, RunStatus, RunStep, RunStepped
     from .runtime import Runtime
     from .scheduling import ScheduleOccurrence, ScheduleReceipt, ScheduleStatus
     from .status import AgentStatus, RuntimeStatus
-    from .workflows import RunHandle
 
 __all__ = [
     "LATER",
@@ -296,7 +296,7 @@ _HOMES: Final = {
         "AgentStatus",
         "RuntimeStatus",
     ),
-    ".workflows": ("RunHandle",),
+    ".run_looking": ("RunHandle",),
 }
 _HOME: Final = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -15,8 +15,9 @@ from .domain.ingress import check_name
 from .domain.requesters import Door
 from .domain.run_workflow import Finaliser
 from .lifetime import Lifetime
+from .run_looking import RunHandle
 from .run_status import RunReceipt, RunStatus, RunStep, RunStepped
-from .workflows import RunHandle, Workflows
+from .workflows import Workflows
 
 BUFFER_S: Final = 300.0
 """How long after a stated reset a run is resumed, so as not to land on the provider's boundary."""

@@ -1,4 +1,4 @@
-"""Starting, ending and looking at runs of workflows: the runtime's part of them.
+"""Starting, moving and ending runs of workflows: the runtime's part of it.
 
 Each verb is a decision on the run's row, by compare-and-set; the actor of runs is told afterwards.
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace as replaced
-from typing import Any, Final
+from typing import Any
 
 import trio
 from msgspec.structs import replace
@@ -41,17 +41,14 @@ from .domain.run_errors import (
     InvalidRunError,
     RunOpenError,
     RunOwnedElsewhereError,
-    RunsParkedError,
     RunStateError,
     UnknownWorkflowError,
 )
-from .domain.run_places import wait_without_place
 from .domain.run_protocol import (
     Begin,
     CutOff,
     LookForRuns,
     News,
-    RunsKept,
     StopRuns,
     WorkflowAdded,
 )
@@ -68,45 +65,16 @@ from .domain.run_rows import (
 )
 from .domain.run_turns import Agents
 from .domain.run_workflow import Finaliser, Workflow, check_workflow, other_version
-from .domain.runs import NAME, Runs
 from .domain.step_threads import StepThreads
-from .lifetime import closed
 from .members import Parking
+from .run_looking import RunHandle, RunLooks
 from .run_reading import (
-    check_run_listing,
-    list_runs,
-    read_history,
-    read_steps,
     run_record,
-    status_of,
 )
-from .run_status import RunReceipt, RunStatus, RunStep, RunStepped
+from .run_status import RunReceipt
 
 
-class RunHandle:
-    """A run that was started here."""
-
-    def __init__(self, workflows: Workflows, run: RunId) -> None:
-        self._workflows = workflows
-        self._run = run
-
-    @property
-    def id(self) -> str:
-        return str(self._run)
-
-    def status(self) -> RunStatus:
-        """As `Runtime.run`."""
-        return self._workflows.status(str(self._run))
-
-    async def wait(self) -> RunStatus:
-        """Wait until the run has ended, however long it waits for capacity.
-
-        A checkpoint. Cancelled: the run goes on.
-        """
-        return await self._workflows.wait(self._run)
-
-
-class Workflows:
+class Workflows(RunLooks):
     """The runs of one runtime."""
 
     def __init__(
@@ -123,26 +91,16 @@ class Workflows:
         threads: StepThreads,
         agents: Agents,
     ) -> None:
+        super().__init__(store, ownership, group, news)
         self._agents = agents
-        self._store = store
-        self._ownership = ownership
         self._journal = journal
-        self._group = group
         self._parking = parking
-        self._runs: TrioActorRef[Runs] = group.refs[NAME]
         self._threads = threads
         self._clock = clock
         self._mode = mode
         self._claims = Claims(store, journal, ownership, clock, mode)
         self._changed = changed
         self._known: dict[str, Workflow] = {}
-        self._news = news
-        self._closed = False
-
-    def close(self) -> None:
-        """The runtime ends: whoever waits for a run is told so."""
-        self._closed = True
-        self._news.stir()
 
     async def stop(self) -> None:
         """Have every life end, with what it came to recorded; shorter where they are parked."""
@@ -152,13 +110,6 @@ class Workflows:
             return
         with suppress(ActorDeadError), self._parking.cut_off():
             await self._runs.ask(StopRuns())
-
-    def _check_executes(self) -> None:
-        if self._group.state == "parked":
-            raise RunsParkedError(
-                "what executes runs crashed too often and is parked; nothing was done, and every "
-                "run is as its row says; see the log, mend the cause, and unpark('runs')"
-            )
 
     def add(
         self,
@@ -377,61 +328,6 @@ class Workflows:
             self._tell_of(run, claim.state)
         return RunReceipt(id=str(run), state=claim.state, changed=claim.won)  # type: ignore[arg-type]
 
-    # -- looking -----------------------------------------------------------------------------
-
-    def handle(self, text: str) -> RunHandle:
-        run = read_run_id(self._store, text)
-        run_record(self._store, run)
-        return RunHandle(self, run)
-
-    def status(self, text: str) -> RunStatus:
-        run = read_run_id(self._store, text)
-        return self._seen(run, status_of(self._store, run, run_record(self._store, run)))
-
-    def listing(
-        self, state: str | None, workflow: str | None, limit: int, after: str | None
-    ) -> tuple[RunStatus, ...]:
-        check_run_listing(state, workflow, limit, after)
-        found = list_runs(self._store, state, workflow, limit, after)
-        return tuple(self._seen(read_run_id(self._store, each.id), each) for each in found)
-
-    def _seen(self, run: RunId, status: RunStatus) -> RunStatus:
-        """A run's status with what its rows cannot say: whether anything of it is executed."""
-        return replaced(status, executed=status.state in LIVE and self._is_executed(run))
-
-    def _is_executed(self, run: RunId) -> bool:
-        owner = self._store.get("owners", run.owned)
-        if owner is None:
-            return False
-        if owner.record.nonce != self._ownership.nonce:
-            return self._ownership.is_alive(owner.record.nonce)
-        kept = self._kept
-        return run in kept.coming or run in kept.lives
-
-    def steps(self, text: str) -> tuple[RunStep, ...]:
-        return read_steps(self._store, read_run_id(self._store, text))
-
-    def transitions(self, text: str) -> tuple[RunStepped, ...]:
-        return read_history(self._store, read_run_id(self._store, text))
-
-    async def wait(self, run: RunId) -> RunStatus:
-        # A run that waits for another gets nothing done: what it waits for may need its place.
-        wait_without_place()
-        await trio.lowlevel.checkpoint()
-        while True:
-            if self._closed:
-                raise closed()
-            stirred = self._news.changed
-            status = status_of(self._store, run, run_record(self._store, run))
-            if status.ended:
-                return self._seen(run, status)
-            owner = self._store.get("owners", run.owned)
-            if owner is None or owner.record.nonce == self._ownership.nonce:
-                self._check_executes()
-            # Another process may have it: nobody here hears of that.
-            with trio.move_on_after(WAIT_LOOK_S):
-                await stirred.wait()
-
     def find(self, name: str) -> Workflow | None:
         """A workflow that was added here, by its name; none while nobody here executes runs."""
         return None if self._group.state == "parked" else self._known.get(name)
@@ -446,11 +342,6 @@ class Workflows:
             )
         return workflow
 
-    @property
-    def _kept(self) -> RunsKept:
-        kept: RunsKept = self._runs._cell.kept
-        return kept
-
     def _tell_of(self, run: RunId, state: str) -> None:
         self._changed(str(run), state)
         self._news.stir()
@@ -464,6 +355,3 @@ def _check_version(run: RunId, record: Run, workflow: Workflow) -> None:
             run=str(run),
             state=record.state,
         )
-
-
-WAIT_LOOK_S: Final = 5.0

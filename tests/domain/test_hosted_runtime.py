@@ -25,8 +25,8 @@ from abeyance.actors.handle import AgentHandle
 from abeyance.actors.hosted_agents import HostedAgent, HostedConversation
 from abeyance.actors.hosted_runs import HostedRun
 from abeyance.actors.providers.port import ModelRequest, ProviderMessage
+from abeyance.actors.run_looking import RunHandle
 from abeyance.actors.testing import Gate, ScriptedProvider, call_tool, fail, reply
-from abeyance.actors.workflows import RunHandle
 from abeyance.storage.errors import StorageError
 from abeyance.storage.tables.blocks import TextBlock
 

@@ -269,7 +269,7 @@ async def test_thousand_suspended_runs_hold_no_task(world: World, virtual_time: 
         await comes(lambda: len(runtime.runs(state="waiting_for_capacity", limit=1_000)) == 1_000)
         assert trio.lowlevel.current_statistics().tasks_living == tasks
         assert len(os.listdir("/dev/fd")) == len(files), "nor a socket or a file"
-        assert threading.active_count() == threads
+        assert threading.active_count() <= threads, "nor a thread; one of a test before may end"
         assert not world.ref("runs")._cell.kept.lives
     assert effects.log == []
 
