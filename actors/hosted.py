@@ -24,9 +24,9 @@ from .domain.alert_book import Alert, AlertSink, Webhook
 from .domain.archive_book import ArchivedMessage
 from .domain.asks import ASKS
 from .domain.errors import RuntimeClosedError
-from .domain.imports import ImportReport, Source
+from .domain.imports import Source
 from .domain.ingress import Content
-from .domain.mode import WITHIN_S, QuiesceReceipt, ResumeReceipt
+from .domain.mode import WITHIN_S
 from .domain.protocol import ReleaseReceipt
 from .domain.requesters import Admin
 from .domain.slot_inbox import InboxRow
@@ -202,12 +202,7 @@ class HostedRuntime(HostedRunVerbs, HostedScheduleVerbs, HostedApprovalVerbs, Ho
 
     def agent(self, name: str) -> HostedAgent:
         """The handle of an agent that was added. As `Runtime.agent`."""
-
-        async def find(runtime: Runtime) -> HostedAgent:
-            return HostedAgent(self, runtime.agent(name))
-
-        found: HostedAgent = self._call(find, True)
-        return found
+        return self._read(lambda runtime: HostedAgent(self, runtime.agent(name)))
 
     def open_conversation(self, agent: str, *, channel: str, block: bool = True) -> Any:
         """Fork a conversation agent, or take it up again. As `Runtime.open_conversation`."""
@@ -222,11 +217,9 @@ class HostedRuntime(HostedRunVerbs, HostedScheduleVerbs, HostedApprovalVerbs, Ho
         self, spec: AgentSpec, content: Content, *, author: str = "user", block: bool = True
     ) -> Any:
         """Run one turn of an agent that is used once. As `Runtime.run_ephemeral`."""
-
-        async def run(runtime: Runtime) -> str:
-            return await runtime.run_ephemeral(spec, content, author=author)
-
-        return self._call(run, block)
+        return self._call(
+            lambda runtime: runtime.run_ephemeral(spec, content, author=author), block
+        )
 
     def remove_agent(self, name: str, *, requester: str = "host", block: bool = True) -> Any:
         """End an agent. As `Runtime.remove_agent`."""
@@ -245,44 +238,25 @@ class HostedRuntime(HostedRunVerbs, HostedScheduleVerbs, HostedApprovalVerbs, Ho
         block: bool = True,
     ) -> Any:
         """Start no more turns, and wait until none lives. As `Runtime.quiesce`."""
-
-        async def quiesce(runtime: Runtime) -> QuiesceReceipt:
-            return await runtime.quiesce(reason, within_s, requester=requester)
-
-        return self._call(quiesce, block)
+        return self._call(
+            lambda runtime: runtime.quiesce(reason, within_s, requester=requester), block
+        )
 
     def resume(self, *, requester: str = "host", block: bool = True) -> Any:
         """Start turns again. As `Runtime.resume`."""
-
-        async def resume(runtime: Runtime) -> ResumeReceipt:
-            return await runtime.resume(requester=requester)
-
-        return self._call(resume, block)
+        return self._call(lambda runtime: runtime.resume(requester=requester), block)
 
     def resume_agent(self, name: str, *, requester: str = "host", block: bool = True) -> Any:
         """Start a parked agent again. As `Runtime.resume_agent`."""
-
-        async def resume(runtime: Runtime) -> bool:
-            return await runtime.resume_agent(name, requester=requester)
-
-        return self._call(resume, block)
+        return self._call(lambda runtime: runtime.resume_agent(name, requester=requester), block)
 
     def unpark(self, group: str, *, requester: str = "host", block: bool = True) -> Any:
         """Start a parked group of the runtime's own again. As `Runtime.unpark`."""
-
-        async def start(runtime: Runtime) -> bool:
-            return await runtime.unpark(group, requester=requester)
-
-        return self._call(start, block)
+        return self._call(lambda runtime: runtime.unpark(group, requester=requester), block)
 
     def provider_waits(self, agent: str | None = None) -> tuple[ProviderWait, ...]:
         """The waits in force. As `Runtime.provider_waits`."""
-
-        async def read(runtime: Runtime) -> tuple[ProviderWait, ...]:
-            return runtime.provider_waits(agent)
-
-        found: tuple[ProviderWait, ...] = self._call(read, True)
-        return found
+        return self._read(lambda runtime: runtime.provider_waits(agent))
 
     @overload
     def release_provider_wait(
@@ -296,20 +270,13 @@ class HostedRuntime(HostedRunVerbs, HostedScheduleVerbs, HostedApprovalVerbs, Ho
         self, agent: str, model: str = EVERY_MODEL, *, requester: str, block: bool = True
     ) -> Any:
         """End an agent's waits. As `Runtime.release_provider_wait`."""
-
-        async def release(runtime: Runtime) -> ReleaseReceipt:
-            return await runtime.release_provider_wait(agent, model, requester=requester)
-
-        return self._call(release, block)
+        return self._call(
+            lambda runtime: runtime.release_provider_wait(agent, model, requester=requester), block
+        )
 
     def alerts(self, *, after: int | None = None, limit: int = 100) -> tuple[Alert, ...]:
         """What operators were told of. As `Runtime.alerts`."""
-
-        async def read(runtime: Runtime) -> tuple[Alert, ...]:
-            return runtime.alerts(after=after, limit=limit)
-
-        found: tuple[Alert, ...] = self._call(read, True)
-        return found
+        return self._read(lambda runtime: runtime.alerts(after=after, limit=limit))
 
     def inbox(
         self, agent: str | None = None, *, after: int | None = None, limit: int = 100
@@ -333,35 +300,24 @@ class HostedRuntime(HostedRunVerbs, HostedScheduleVerbs, HostedApprovalVerbs, Ho
         block: bool = True,
     ) -> Any:
         """Accept the deferred messages of an older queue. As `Runtime.import_deferred`."""
-
-        async def take(runtime: Runtime) -> ImportReport:
-            return await runtime.import_deferred(
+        return self._call(
+            lambda runtime: runtime.import_deferred(
                 source, agent=agent, wake=wake, dry_run=dry_run, requester=requester
-            )
-
-        return self._call(take, block)
+            ),
+            block,
+        )
 
     def dead_letters(
         self, *, before: int | None = None, limit: int = 100
     ) -> tuple[ArchivedMessage, ...]:
         """Messages that were not handled. As `Runtime.dead_letters`."""
-
-        async def read(runtime: Runtime) -> tuple[ArchivedMessage, ...]:
-            return runtime.dead_letters(before=before, limit=limit)
-
-        found: tuple[ArchivedMessage, ...] = self._call(read, True)
-        return found
+        return self._read(lambda runtime: runtime.dead_letters(before=before, limit=limit))
 
     def quarantine(
         self, *, before: int | None = None, limit: int = 100
     ) -> tuple[ArchivedMessage, ...]:
         """Messages that crashed their actors. As `Runtime.quarantine`."""
-
-        async def read(runtime: Runtime) -> tuple[ArchivedMessage, ...]:
-            return runtime.quarantine(before=before, limit=limit)
-
-        found: tuple[ArchivedMessage, ...] = self._call(read, True)
-        return found
+        return self._read(lambda runtime: runtime.quarantine(before=before, limit=limit))
 
     def replay_dead_letter(
         self,
@@ -371,11 +327,9 @@ class HostedRuntime(HostedRunVerbs, HostedScheduleVerbs, HostedApprovalVerbs, Ho
         block: bool = True,
     ) -> Any:
         """Send a dead letter's message again. As `Runtime.replay_dead_letter`."""
-
-        async def replay(runtime: Runtime) -> ArchivedMessage:
-            return await runtime.replay_dead_letter(id, requester=requester)
-
-        return self._call(replay, block)
+        return self._call(
+            lambda runtime: runtime.replay_dead_letter(id, requester=requester), block
+        )
 
     def replay_quarantined(
         self,
@@ -385,38 +339,21 @@ class HostedRuntime(HostedRunVerbs, HostedScheduleVerbs, HostedApprovalVerbs, Ho
         block: bool = True,
     ) -> Any:
         """Send a quarantined message again. As `Runtime.replay_quarantined`."""
-
-        async def replay(runtime: Runtime) -> ArchivedMessage:
-            return await runtime.replay_quarantined(id, requester=requester)
-
-        return self._call(replay, block)
+        return self._call(
+            lambda runtime: runtime.replay_quarantined(id, requester=requester), block
+        )
 
     def health(self) -> dict[str, AgentHealth]:
         """How each agent stands with its providers. As `Runtime.health`."""
-
-        async def read(runtime: Runtime) -> dict[str, AgentHealth]:
-            return runtime.health()
-
-        found: dict[str, AgentHealth] = self._call(read, True)
-        return found
+        return self._read(lambda runtime: runtime.health())
 
     def status(self) -> RuntimeStatus:
         """A snapshot. As `Runtime.status`."""
-
-        async def read(runtime: Runtime) -> RuntimeStatus:
-            return runtime.status()
-
-        found: RuntimeStatus = self._call(read, True)
-        return found
+        return self._read(lambda runtime: runtime.status())
 
     def statistics(self) -> RuntimeStatistics:
         """Figures of every agent, wait and commit. As `Runtime.statistics`."""
-
-        async def read(runtime: Runtime) -> RuntimeStatistics:
-            return runtime.statistics()
-
-        found: RuntimeStatistics = self._call(read, True)
-        return found
+        return self._read(lambda runtime: runtime.statistics())
 
     @property
     def runtime(self) -> Runtime:

@@ -13,19 +13,16 @@ from trio.lowlevel import in_trio_run
 
 from .conversations import Conversation
 from .core.errors import WouldDeadlockError
-from .domain.chosen_model import ModelReceipt
 from .domain.context import Summary
 from .domain.drafts import Draft
 from .domain.edit_rows import EditRow
 from .domain.errors import RuntimeClosedError
 from .domain.ingress import Content
-from .domain.pairs import PairReceipt
-from .domain.slot_cancel import CancelReceipt
-from .domain.slot_messages import EditReceipt, Receipt, RewindReceipt
+from .domain.slot_messages import Receipt
 from .domain.streaming import StreamItem
 from .domain.transcript import After, TranscriptMessage
 from .handle import AgentHandle
-from .providers.port import ModelReply, ModelRequest
+from .providers.port import ModelRequest
 from .runtime import Runtime
 
 if TYPE_CHECKING:
@@ -134,27 +131,17 @@ class HostedAgent:
         self, drafts: Sequence[Draft], *, channel: str | None = None, block: bool = True
     ) -> Any:
         """Accept what was said on a channel before. As `AgentHandle.backfill`."""
-
-        async def backfill(runtime: Runtime) -> tuple[Receipt, ...]:
-            return await self._handle.backfill(drafts, channel=channel)
-
-        return self._host._call(backfill, block)
+        return self._host._call(
+            lambda _runtime: self._handle.backfill(drafts, channel=channel), block
+        )
 
     def retract(self, message: str | Receipt, *, block: bool = True) -> Any:
         """Take a message back that was not read. As `AgentHandle.retract`."""
-
-        async def retract(runtime: Runtime) -> Receipt:
-            return await self._handle.retract(message)
-
-        return self._host._call(retract, block)
+        return self._host._call(lambda _runtime: self._handle.retract(message), block)
 
     def auxiliary_call(self, request: ModelRequest, *, block: bool = True) -> Any:
         """Ask the agent's provider something beside its turns. As `AgentHandle.auxiliary_call`."""
-
-        async def call(runtime: Runtime) -> ModelReply:
-            return await self._handle.auxiliary_call(request)
-
-        return self._host._call(call, block)
+        return self._host._call(lambda _runtime: self._handle.auxiliary_call(request), block)
 
     def wait_idle(self, *, block: bool = True) -> Any:
         """Wait until nothing is to do but what is held. As `AgentHandle.wait_idle`."""
@@ -177,11 +164,9 @@ class HostedAgent:
 
     def cancel_turn(self, *, turn: int | None = None, requester: str, block: bool = True) -> Any:
         """End the agent's open turn for good. As `AgentHandle.cancel_turn`."""
-
-        async def cancel(runtime: Runtime) -> CancelReceipt:
-            return await self._handle.cancel_turn(turn=turn, requester=requester)
-
-        return self._host._call(cancel, block)
+        return self._host._call(
+            lambda _runtime: self._handle.cancel_turn(turn=turn, requester=requester), block
+        )
 
     def set_model(
         self,
@@ -192,11 +177,9 @@ class HostedAgent:
         block: bool = True,
     ) -> Any:
         """Have the agent ask another model from its next turn on. As `AgentHandle.set_model`."""
-
-        async def choose(runtime: Runtime) -> ModelReceipt:
-            return await self._handle.set_model(model, provider, requester=requester)
-
-        return self._host._call(choose, block)
+        return self._host._call(
+            lambda _runtime: self._handle.set_model(model, provider, requester=requester), block
+        )
 
     def run_tool(
         self,
@@ -207,11 +190,9 @@ class HostedAgent:
         block: bool = True,
     ) -> Any:
         """Run one of the agent's tools for an operator. As `AgentHandle.run_tool`."""
-
-        async def run(runtime: Runtime) -> PairReceipt:
-            return await self._handle.run_tool(name, input, requester=requester)
-
-        return self._host._call(run, block)
+        return self._host._call(
+            lambda _runtime: self._handle.run_tool(name, input, requester=requester), block
+        )
 
     def rewound(self) -> list[TranscriptMessage]:
         """What rewinds took out of the transcript and is still kept. As `AgentHandle.rewound`."""
@@ -224,55 +205,37 @@ class HostedAgent:
 
     def summaries(self) -> tuple[Summary, ...]:
         """What stands for the older part of the transcript. As `AgentHandle.summaries`."""
-
-        async def read(runtime: Runtime) -> tuple[Summary, ...]:
-            return self._handle.summaries()
-
-        found: tuple[Summary, ...] = self._host._call(read, True)
-        return found
+        return self._host._read(lambda _runtime: self._handle.summaries())
 
     def rewind(self, to: str | int, *, requester: str, block: bool = True) -> Any:
         """Take everything behind a message out of the transcript. As `AgentHandle.rewind`."""
-
-        async def rewind(runtime: Runtime) -> RewindReceipt:
-            return await self._handle.rewind(to, requester=requester)
-
-        return self._host._call(rewind, block)
+        return self._host._call(
+            lambda _runtime: self._handle.rewind(to, requester=requester), block
+        )
 
     def undo_rewind(self, *, requester: str, block: bool = True) -> Any:
         """Put back what the last rewind took out. As `AgentHandle.undo_rewind`."""
-
-        async def undo(runtime: Runtime) -> RewindReceipt:
-            return await self._handle.undo_rewind(requester=requester)
-
-        return self._host._call(undo, block)
+        return self._host._call(
+            lambda _runtime: self._handle.undo_rewind(requester=requester), block
+        )
 
     def edit(
         self, message: str | int, blocks: Content | None, *, requester: str, block: bool = True
     ) -> Any:
         """Give a stored message other words, or take it out. As `AgentHandle.edit`."""
-
-        async def edit(runtime: Runtime) -> EditReceipt:
-            return await self._handle.edit(message, blocks, requester=requester)
-
-        return self._host._call(edit, block)
+        return self._host._call(
+            lambda _runtime: self._handle.edit(message, blocks, requester=requester), block
+        )
 
     def undo_edit(self, edit: int, *, requester: str, block: bool = True) -> Any:
         """Put a message back as it was before an edit. As `AgentHandle.undo_edit`."""
-
-        async def undo(runtime: Runtime) -> EditReceipt:
-            return await self._handle.undo_edit(edit, requester=requester)
-
-        return self._host._call(undo, block)
+        return self._host._call(
+            lambda _runtime: self._handle.undo_edit(edit, requester=requester), block
+        )
 
     def edits(self) -> tuple[EditRow, ...]:
         """The edits of the transcript that are kept. As `AgentHandle.edits`."""
-
-        async def read(runtime: Runtime) -> tuple[EditRow, ...]:
-            return self._handle.edits()
-
-        found: tuple[EditRow, ...] = self._host._call(read, True)
-        return found
+        return self._host._read(lambda _runtime: self._handle.edits())
 
 
 class HostedConversation(HostedAgent):

@@ -6,21 +6,18 @@ Usable from any thread but the loop's, on which a call that blocks is refused.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from .domain.approvals import ApprovalReceipt, ApprovalRow
+from .domain.approvals import ApprovalRow
+from .hosted_calls import HostedCalls
 
 if TYPE_CHECKING:
     from .providers.port import Provider
     from .runtime import Runtime
 
 
-class HostedApprovalVerbs:
+class HostedApprovalVerbs(HostedCalls):
     """The part of a threaded host that is about tool calls that wait for a person."""
-
-    def _call(self, afn: Callable[[Runtime], Awaitable[Any]], block: bool) -> Any:
-        raise NotImplementedError
 
     def add_provider(self, name: str, provider: Provider) -> None:
         """Add a provider that `set_model` may name. As `Runtime.add_provider`."""
@@ -32,12 +29,7 @@ class HostedApprovalVerbs:
 
     def approvals(self, agent: str | None = None) -> tuple[ApprovalRow, ...]:
         """The tool calls that wait for a person. As `Runtime.approvals`."""
-
-        async def read(runtime: Runtime) -> tuple[ApprovalRow, ...]:
-            return runtime.approvals(agent)
-
-        found: tuple[ApprovalRow, ...] = self._call(read, True)
-        return found
+        return self._read(lambda runtime: runtime.approvals(agent))
 
     def approve(
         self,
@@ -48,11 +40,9 @@ class HostedApprovalVerbs:
         block: bool = True,
     ) -> Any:
         """Let a tool call that waits be made. As `Runtime.approve`."""
-
-        async def approve(runtime: Runtime) -> ApprovalReceipt:
-            return await runtime.approve(id, requester=requester, note=note)
-
-        return self._call(approve, block)
+        return self._call(
+            lambda runtime: runtime.approve(id, requester=requester, note=note), block
+        )
 
     def deny(
         self,
@@ -63,8 +53,4 @@ class HostedApprovalVerbs:
         block: bool = True,
     ) -> Any:
         """Have a tool call that waits not made. As `Runtime.deny`."""
-
-        async def deny(runtime: Runtime) -> ApprovalReceipt:
-            return await runtime.deny(id, requester=requester, note=note)
-
-        return self._call(deny, block)
+        return self._call(lambda runtime: runtime.deny(id, requester=requester, note=note), block)

@@ -5,13 +5,14 @@ Usable from any thread but the loop's, on which a call that blocks is refused.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from .domain.errors import RuntimeClosedError
+from .hosted_calls import HostedCalls
 from .outboxes import Begin, Outbox, OutboxReply, OutboxStatus
 
 if TYPE_CHECKING:
@@ -72,11 +73,8 @@ class HostedOutbox:
         return replace(reply, done=lambda: self.ack(reply))
 
 
-class HostedOutboxVerbs:
+class HostedOutboxVerbs(HostedCalls):
     """The part of a threaded host that is about outboxes."""
-
-    def _call(self, afn: Callable[[Runtime], Awaitable[Any]], block: bool) -> Any:
-        raise NotImplementedError
 
     def outbox(self, name: str, agent: str | None = None, *, begin: Begin = "now") -> HostedOutbox:
         """Read what agents said, to post it elsewhere. As `Runtime.outbox`."""

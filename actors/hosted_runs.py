@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from .core import TrioFuture
 from .domain.fallback import ModelChoice
 from .domain.run_workflow import Finaliser
+from .hosted_calls import HostedCalls
 from .run_status import RunReceipt, RunStatus, RunStep, RunStepped
 from .run_verbs import BUFFER_S
 
@@ -41,11 +42,8 @@ class HostedRun:
         return self._host.wait_run(self.id, block=False)
 
 
-class HostedRunVerbs:
+class HostedRunVerbs(HostedCalls):
     """The part of a threaded host that is about runs of workflows."""
-
-    def _call(self, afn: Callable[[Runtime], Awaitable[Any]], block: bool) -> Any:
-        raise NotImplementedError
 
     def add_workflow(
         self,
@@ -138,13 +136,12 @@ class HostedRunVerbs:
         block: bool = True,
     ) -> Any:
         """Take a waiting run up now. As `Runtime.resume_run`."""
-
-        async def resume(runtime: Runtime) -> RunReceipt:
-            return await runtime.resume_run(
+        return self._call(
+            lambda runtime: runtime.resume_run(
                 run, requester=requester, in_doubt=in_doubt, result=result
-            )
-
-        return self._call(resume, block)
+            ),
+            block,
+        )
 
     @overload
     def take_over_run(
@@ -156,11 +153,7 @@ class HostedRunVerbs:
     ) -> TrioFuture[RunReceipt]: ...
     def take_over_run(self, run: str, *, requester: str, block: bool = True) -> Any:
         """Take a run from a live process that owns it. As `Runtime.take_over_run`."""
-
-        async def take(runtime: Runtime) -> RunReceipt:
-            return await runtime.take_over_run(run, requester=requester)
-
-        return self._call(take, block)
+        return self._call(lambda runtime: runtime.take_over_run(run, requester=requester), block)
 
     @overload
     def use_fallback(
@@ -180,13 +173,12 @@ class HostedRunVerbs:
         self, run: str, *, provider: str, model: str, requester: str, block: bool = True
     ) -> Any:
         """Go on with a waiting run on another model. As `Runtime.use_fallback`."""
-
-        async def use(runtime: Runtime) -> RunReceipt:
-            return await runtime.use_fallback(
+        return self._call(
+            lambda runtime: runtime.use_fallback(
                 run, provider=provider, model=model, requester=requester
-            )
-
-        return self._call(use, block)
+            ),
+            block,
+        )
 
     @overload
     def cancel_run(
@@ -198,11 +190,9 @@ class HostedRunVerbs:
     ) -> TrioFuture[RunReceipt]: ...
     def cancel_run(self, run: str, *, requester: str, reason: str = "", block: bool = True) -> Any:
         """End a run for good. As `Runtime.cancel_run`."""
-
-        async def cancel(runtime: Runtime) -> RunReceipt:
-            return await runtime.cancel_run(run, requester=requester, reason=reason)
-
-        return self._call(cancel, block)
+        return self._call(
+            lambda runtime: runtime.cancel_run(run, requester=requester, reason=reason), block
+        )
 
     @overload
     def wait_run(self, run: str, *, block: Literal[True] = True) -> RunStatus: ...
@@ -210,20 +200,11 @@ class HostedRunVerbs:
     def wait_run(self, run: str, *, block: Literal[False]) -> TrioFuture[RunStatus]: ...
     def wait_run(self, run: str, *, block: bool = True) -> Any:
         """Wait until a run has ended, whoever started it. As `Runtime.wait_run`."""
-
-        async def wait(runtime: Runtime) -> RunStatus:
-            return await runtime.wait_run(run)
-
-        return self._call(wait, block)
+        return self._call(lambda runtime: runtime.wait_run(run), block)
 
     def run(self, run: str) -> RunStatus:
         """How a run stands. As `Runtime.run`."""
-
-        async def read(runtime: Runtime) -> RunStatus:
-            return runtime.run(run)
-
-        found: RunStatus = self._call(read, True)
-        return found
+        return self._read(lambda runtime: runtime.run(run))
 
     def runs(
         self,
@@ -234,27 +215,14 @@ class HostedRunVerbs:
         after: str | None = None,
     ) -> tuple[RunStatus, ...]:
         """The runs of this store. As `Runtime.runs`."""
-
-        async def read(runtime: Runtime) -> tuple[RunStatus, ...]:
-            return runtime.runs(state=state, workflow=workflow, limit=limit, after=after)
-
-        found: tuple[RunStatus, ...] = self._call(read, True)
-        return found
+        return self._read(
+            lambda runtime: runtime.runs(state=state, workflow=workflow, limit=limit, after=after)
+        )
 
     def run_steps(self, run: str) -> tuple[RunStep, ...]:
         """What a run has done, item by item. As `Runtime.run_steps`."""
-
-        async def read(runtime: Runtime) -> tuple[RunStep, ...]:
-            return runtime.run_steps(run)
-
-        found: tuple[RunStep, ...] = self._call(read, True)
-        return found
+        return self._read(lambda runtime: runtime.run_steps(run))
 
     def run_history(self, run: str) -> tuple[RunStepped, ...]:
         """The states a run went through. As `Runtime.run_history`."""
-
-        async def read(runtime: Runtime) -> tuple[RunStepped, ...]:
-            return runtime.run_history(run)
-
-        found: tuple[RunStepped, ...] = self._call(read, True)
-        return found
+        return self._read(lambda runtime: runtime.run_history(run))
