@@ -5,26 +5,20 @@ Blocking; any thread, one thread at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal, TypeVar
 
 import msgspec
 
 from .approval_reports import ApprovalReport, ApprovalsReport, DecisionReport
-from .connection import HostClient, this_requester
+from .connection import this_requester
+from .hosts import Hosts
 from .requests import ApprovalsRequest, DecideRequest
 
 _T = TypeVar("_T")
 
 
-class ApprovalAsks:
+class ApprovalAsks(Hosts):
     """The part of the client of a directory's hosts that is about tool calls that wait."""
-
-    def _of_any(self, ask: Callable[[HostClient], _T]) -> _T:
-        raise NotImplementedError
-
-    def _of_owner(self, ask: Callable[[HostClient], _T]) -> _T:
-        raise NotImplementedError
 
     def approvals(self, agent: str | None = None) -> tuple[ApprovalReport, ...]:
         """The calls that wait for a person, as the first host that answers reads them.

@@ -5,7 +5,6 @@ Blocking; any thread, one thread at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,7 +12,8 @@ import msgspec
 from abeyance.actors.domain.run_acts import Decision
 from abeyance.actors.domain.schedule_acts import ScheduleVerb
 
-from .connection import HostClient, this_requester
+from .connection import this_requester
+from .hosts import Hosts
 from .requests import (
     CancelRunRequest,
     ResumeRunRequest,
@@ -30,18 +30,12 @@ from .schedule_reports import ScheduleActReport, SchedulesReport
 _T = TypeVar("_T")
 
 
-class RunAsks:
+class RunAsks(Hosts):
     """The part of the client of a directory's hosts that is about runs and schedules.
 
     An act on a run is done by the process that owns it or, where none does, by one that has its
     workflow; each decides by the rows. Who refuses it has done nothing.
     """
-
-    def _of_any(self, ask: Callable[[HostClient], _T]) -> _T:
-        raise NotImplementedError
-
-    def _of_owner(self, ask: Callable[[HostClient], _T]) -> _T:
-        raise NotImplementedError
 
     def runs(
         self,
