@@ -15,7 +15,7 @@ from typing import Any, Literal, Self, overload
 
 import trio
 
-from .core import AskTable, HostedSystem, TrioFuture, chain, in_chain
+from .core import AskTable, HostedSystem, TrioFuture
 from .core.clock import Clock, SystemClock
 from .core.errors import ActorDeadError
 from .core.hub import CAPACITY, Subscription
@@ -385,13 +385,10 @@ class HostedRuntime(HostedRunVerbs, HostedScheduleVerbs, HostedApprovalVerbs, Ho
 
     def _call(self, afn: Callable[[Runtime], Awaitable[Any]], block: bool) -> Any:
         host, runtime = self._check_open()
-        waiting = chain()
 
         async def call(open_: Runtime) -> Any:
             try:
-                # Called from a tool's thread, this must not wait for who waits for that tool.
-                with in_chain(*waiting):
-                    return await afn(open_)
+                return await afn(open_)
             except ActorDeadError as error:
                 raise _not_open() from error
 

@@ -104,7 +104,7 @@ class Runtime(LookVerbs, WaitVerbs, ArchiveVerbs, ScheduleVerbs, ApprovalVerbs, 
         self._started_ms = clock.now_ms()
         self._members: dict[str, Member] = {}
         self._adding: set[str] = set()
-        self._rings = WaitRings(self._mates)
+        self._rings = WaitRings(self._mates, self._system)
         self._commits = CommitFigures()
         self._waits = WaitBook(store, clock)
         self._accounts = Accounts(self._waits, clock) if account_waits else None

@@ -150,7 +150,7 @@ async def start(runtime: Runtime, bodies: trio.Nursery) -> None:
     system.reminders = DurableReminders(root.refs[REMINDERS], runtime._archive, clock)
     for name in system.live_names():
         system.reminders.started(name)
-    runtime._runner = ToolRunner(bodies, store, runtime._journal, clock)
+    runtime._runner = ToolRunner(bodies, store, runtime._journal, clock, system)
     runtime._groups = Groups(
         system,
         root,

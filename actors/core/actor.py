@@ -316,7 +316,7 @@ class TrioActor(pykka.Actor):
         asked = ref._cell
         system = cell.system
         stance = STANCE.get()
-        check_ring(stance[0], asked.key, message)
+        check_ring(stance[0], asked, message)
         check_table(stance, asked.role, system.asks, message)
         if asked is cell:
             raise AskCycleError(
@@ -325,7 +325,7 @@ class TrioActor(pykka.Actor):
                 message=message,
             )
         timeout_s = system.ask_timeout_s if timeout_s is None else bounded("timeout_s", timeout_s)
-        request = Request(cell, tag, message, fact, stance[0] or (cell.key,))
+        request = Request(cell, tag, message, fact, stance[0] or (cell,))
         request._cancels = cancel_on_timeout
         deadline = _FOREVER
         if timeout_s is not None:

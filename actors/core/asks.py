@@ -1,11 +1,13 @@
-"""Who may ask whom, and who waits for whom.
+"""Who may ask whom, and on whose behalf something runs.
 
-The chain of who is awaiting whom is a tuple of actor keys in a context variable: it follows a task
-into its children and, through `trio.to_thread`, into threads. An ask to an actor whose key is in
-the chain could never be answered, so it is refused before it is sent.
+The chain of who is awaiting whom is a tuple of links in a context variable: it follows a task into
+its children and, through `trio.to_thread`, into threads. An ask to an actor that is in the chain
+could never be answered, so it is refused before it is sent. Rings that are closed from two sides
+are in no chain: `waits` finds those.
 
 Invariants:
-    I1. A chain holds a key at most once.
+    I1. A chain holds an actor at most once. Actors are told apart by their cells: two systems of a
+        process may each have one of the same name.
     I2. An ask that `check_ring` lets pass closes no ring of waiting handlers that the chain knows.
 
 No thread of its own; every function here may be called on any thread.
@@ -16,38 +18,99 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from .errors import AskCycleError, UndeclaredAskError
 
-Stance: TypeAlias = "tuple[tuple[str, ...], str | None]"
+if TYPE_CHECKING:
+    from .cell import Cell
+    from .future import Target
+    from .system import ActorSystem
+
+
+class Named(NamedTuple):
+    """A link that somebody put into the chain by a name.
+
+    Attributes:
+        name: An actor's.
+        system: Whose actors are meant; None is any.
+    """
+
+    name: str
+    system: ActorSystem | None
+
+
+class Owed:
+    """A link of a task that works for a reply which is owed: its actor does not wait for it, but
+    those before it in the chain do, until the reply is given."""
+
+    __slots__ = ("cell", "target")
+
+    def __init__(self, cell: Cell, target: Target) -> None:
+        self.cell = cell
+        self.target = target
+
+
+class Lent:
+    """A link of an actor whose handler blocks a thread, where something runs for that thread."""
+
+    __slots__ = ("cell", "handling")
+
+    def __init__(self, cell: Cell, handling: object) -> None:
+        self.cell = cell
+        self.handling = handling
+
+
+Link: TypeAlias = "Cell | Named | Owed | Lent"
+
+Stance: TypeAlias = "tuple[tuple[Link, ...], str | None]"
 """The chain up to and with the running actor, and the running actor's role."""
 
 IDLE: Final[Stance] = ((), None)
 STANCE: Final[ContextVar[Stance]] = ContextVar("abeyance_stance", default=IDLE)
 
 
-def chain() -> tuple[str, ...]:
+def chain(system: ActorSystem | None = None) -> tuple[str, ...]:
     """Return the names of who waits, outermost first, for what runs here.
 
     Not a checkpoint.
+
+    Args:
+        system: Whose actors are meant. None is any.
     """
-    return STANCE.get()[0]
+    return tuple(
+        _name(link)
+        for link in _standing(STANCE.get()[0])
+        if link.__class__ is not Owed and (system is None or _system(link) in (None, system))
+    )
+
+
+def links() -> tuple[Link, ...]:
+    """Return the chain as `in_chain` takes it, for what another thread or task does meanwhile.
+
+    Not a checkpoint. What runs here is to wait for that.
+    """
+    found = STANCE.get()[0]
+    if not found or found[-1].__class__ in _MADE:
+        return found
+    last: Any = found[-1]
+    return (*found[:-1], Lent(last, last.handling))
 
 
 @contextmanager
-def in_chain(*names: str) -> Iterator[None]:
+def in_chain(*names: str | Link, system: ActorSystem | None = None) -> Iterator[None]:
     """Add names to the chain for the block, and for the tasks and threads started in it.
 
-    Not a checkpoint. A name that is in the chain already is not added twice.
+    Not a checkpoint. What is in the chain already is not added twice.
 
     Args:
-        names: Actor names, so that an ask to one of them is refused inside the block.
+        names: Actor names, so that an ask to one of them is refused inside the block; or what
+            `links()` returned.
+        system: Whose actors the names are. None is any system's.
     """
-    names_before, role = STANCE.get()
-    token = STANCE.set(
-        ((*names_before, *(name for name in names if name not in names_before)), role)
-    )
+    before, role = STANCE.get()
+    added = (Named(name, system) if isinstance(name, str) else name for name in names)
+    token = STANCE.set(((*before, *(link for link in added if link not in before)), role))
     try:
         yield
     finally:
@@ -108,20 +171,60 @@ class AskTable:
         return None
 
 
-def check_ring(names: tuple[str, ...], key: str, message: Any) -> None:
+def check_ring(chained: tuple[Link, ...], asked: Cell, message: Any) -> None:
     """Refuse to wait for an actor that waits itself.
 
     Raises:
         AskCycleError: The asked actor is in the chain.
     """
-    if key in names:
-        ring = (*names[names.index(key) :], key)
-        raise AskCycleError(
-            f"{' -> '.join(ring)}: waiting for this reply would never end; it is not waited for; "
-            "tell it, or take the reply later",
-            ring=ring,
-            message=message,
-        )
+    standing = _standing(chained)
+    for place, link in enumerate(standing):
+        if link is asked or (link.__class__ in _MADE and _means(link, asked)):
+            raise cycle((*(_name(each) for each in standing[place:]), asked.key), message)
+
+
+def cycle(ring: tuple[str, ...], message: Any) -> AskCycleError:
+    """Return the error of who would close a ring."""
+    return AskCycleError(
+        f"{' -> '.join(ring)}: waiting for this reply would never end; it is not waited for; "
+        "tell it, or take the reply later",
+        ring=ring,
+        message=message,
+    )
+
+
+_MADE: Final = frozenset({Named, Owed, Lent})
+
+
+def _standing(chained: tuple[Link, ...]) -> tuple[Link, ...]:
+    """Return who still waits: nobody does for a reply that was given."""
+    for place in range(len(chained) - 1, -1, -1):
+        link = chained[place]
+        if link.__class__ is Owed and link.target.settled:
+            return chained[place + 1 :]
+    return chained
+
+
+def _means(link: Any, asked: Cell) -> bool:
+    """Whether a link that is no cell is one of this actor, which waits."""
+    if link.__class__ is Named:
+        return link.name == asked.key and link.system in (None, asked.system)
+    return link.__class__ is Lent and link.cell is asked
+
+
+def _name(link: Any) -> str:
+    if link.__class__ is Named:
+        return str(link.name)
+    return str(_cell(link).key)
+
+
+def _system(link: Any) -> ActorSystem | None:
+    found: ActorSystem | None = link.system if link.__class__ is Named else _cell(link).system
+    return found
+
+
+def _cell(link: Any) -> Any:
+    return link.cell if isinstance(link, (Owed, Lent)) else link
 
 
 def check_table(stance: Stance, role: str | None, table: AskTable | None, message: Any) -> None:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from .actor import TrioActor
     from .supervisor import Supervisor
     from .system import ActorSystem
+    from .waits import Wait
 
 logger = Log("abeyance.core")
 
@@ -115,7 +116,9 @@ class Cell:
         "stopping",
         "supervisor",
         "system",
+        "task",
         "tasks",
+        "waits",
         "watchers",
     )
 
@@ -140,7 +143,7 @@ class Cell:
         self.key = name or unnamed(actor_class, supervisor)
         self.child_id = child_id or self.key
         self.role = actor_class.role
-        self.base: Stance = ((self.key,), self.role)
+        self.base: Stance = ((self,), self.role)
         self.shutdown_s = shutdown_s
         if system.faults is None:
             self.box = Mailbox(self, system.ident, system.token)
@@ -173,7 +176,9 @@ class Cell:
         self.last_error: BaseException | None = None
         self.failed_ms = 0  # When that was.
         self._urn: str | None = None
+        self.task: trio.lowlevel.Task | None = None  # The one that runs it, once it does.
         self.tasks: dict[trio.CancelScope, None] | None = None
+        self.waits: dict[Wait, None] | None = None  # Those that keep it, or a reply it owes.
         self.quiet: trio.Event | None = None
         self._nudge: trio.Event | None = None
         self._started: TrioFuture[None] | None = None
@@ -230,6 +235,7 @@ class Cell:
         if self.state == "ended":
             return
         self.state = "ended"
+        self.task = None
         self.stopping = True
         self.ending = True
         self.scope = None
@@ -456,6 +462,19 @@ class Cell:
     def state_shown(self) -> str:
         """Its state, with `suspended` in the place of `running` where it is."""
         return "suspended" if self.box.suspended and self.state == "running" else self.state
+
+    @property
+    def handling(self) -> object | None:
+        """What tells one run of a handler from another: what it handles, or the life of a hook."""
+        envelope = self.inflight
+        if envelope is not None:
+            return envelope if envelope[1] is None else envelope[1]
+        return self.inflight_internal or self.scope
+
+    @property
+    def starting(self) -> bool:
+        """Whether somebody waits for its `on_start` to return."""
+        return self._started is not None
 
     @property
     def in_flight(self) -> bool:

@@ -37,12 +37,15 @@ from trio.lowlevel import (
     wait_task_rescheduled,
 )
 
-from .asks import STANCE, check_ring
-from .errors import AskTimeoutError, FutureSettledError, WouldDeadlockError
+from .errors import AskCycleError, AskTimeoutError, FutureSettledError, WouldDeadlockError
 from .timeouts import bounded_or_none
+from .waits import begin
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+    from .asks import Link
+    from .cell import Cell
 
 Timeout = pykka.Timeout
 """What `get` raises when there was no outcome in time."""
@@ -78,7 +81,7 @@ class Target:
     _claim: None  # There until somebody settles (I1).
     _outcome: Outcome
     _watched: bool  # Whether anything is to be done once there is an outcome.
-    _chain: tuple[str, ...]  # Who waits for this reply.
+    _chain: tuple[Link, ...]  # Who waits for this reply.
     _deadline: float  # By `Wheel.now`. NO_DEADLINE where the asker's thread keeps it, too.
 
     _timeout_s: float | None = None  # None: the system's.
@@ -237,7 +240,7 @@ class TrioFuture(Target, pykka.Future[T]):
     _get_hook_result: Any = None
     _hook_lock: Any = None
     _sources: tuple[pykka.Future[Any], ...] = ()
-    _ring: tuple[str, Any] | None = None  # Who was asked though it waits, and with what.
+    _asked: tuple[Cell, Any] | None = None  # Who was asked inside a handler, and what.
     _no_result: ClassVar[object] = object()
 
     # -- settling
@@ -344,13 +347,17 @@ class TrioFuture(Target, pykka.Future[T]):
             raise WouldDeadlockError(
                 "get() would block a thread that runs trio; nothing was waited for; await it"
             )
-        if self._ring is not None:
-            check_ring(STANCE.get()[0], *self._ring)
-        lock = allocate_lock()
-        lock.acquire()
-        self.on_done(lock.release)
-        if not lock.acquire(timeout=-1 if timeout is None else timeout):
-            raise pykka.Timeout(f"{timeout} seconds")
+        asked = self._asked
+        wait = None if asked is None else begin(asked[0], self, asked[1])
+        try:
+            lock = allocate_lock()
+            lock.acquire()
+            self.on_done(lock.release)
+            if not lock.acquire(timeout=-1 if timeout is None else timeout):
+                raise pykka.Timeout(f"{timeout} seconds")
+        finally:
+            if wait is not None:
+                wait.end()
 
     def __await__(self) -> Generator[Any, Any, T]:
         if self._get_hook is not None:
@@ -361,18 +368,22 @@ class TrioFuture(Target, pykka.Future[T]):
             yield
             return self.get()
         if self._outcome is PENDING:
-            if self._ring is not None:
-                check_ring(STANCE.get()[0], *self._ring)
-            waiter = _TaskWaiter(task)
-            alone: list[Callable[[], object]] = [waiter]
-            waiter.callbacks = callbacks = self.__dict__.setdefault("_callbacks", alone)
-            if callbacks is not alone:
-                callbacks.append(waiter)
-            self._watched = True
-            if self.settled and waiter.withdrawn():
-                yield from checkpoint().__await__()  # noqa: ASYNC105
-            else:
-                yield from wait_task_rescheduled(waiter.abort).__await__()  # noqa: ASYNC105
+            asked = self._asked
+            wait = None if asked is None else begin(asked[0], self, asked[1])
+            try:
+                waiter = _TaskWaiter(task)
+                alone: list[Callable[[], object]] = [waiter]
+                waiter.callbacks = callbacks = self.__dict__.setdefault("_callbacks", alone)
+                if callbacks is not alone:
+                    callbacks.append(waiter)
+                self._watched = True
+                if self.settled and waiter.withdrawn():
+                    yield from checkpoint().__await__()  # noqa: ASYNC105
+                else:
+                    yield from wait_task_rescheduled(waiter.abort).__await__()  # noqa: ASYNC105
+            finally:
+                if wait is not None:
+                    wait.end()
         else:
             yield from checkpoint().__await__()  # noqa: ASYNC105
         # As `open_outcome`, without the call.
@@ -386,8 +397,13 @@ class TrioFuture(Target, pykka.Future[T]):
 
     async def _await_hook(self) -> T:
         for source in self._sources:
-            with suppress(Exception):  # get() raises it again, in the hook's order.
+            try:
                 await wait_future(source)
+            except AskCycleError:
+                if isinstance(source, TrioFuture) and not source.settled:
+                    raise  # It was not waited for: get() would have nothing to raise.
+            except Exception:  # noqa: BLE001, S110 - get() raises it again, in the hook's order.
+                pass
         if self._sources or self._get_hook_result is not self._no_result:
             await checkpoint()
             return self.get()

@@ -17,6 +17,7 @@ from typing import Any, Self, TypeVar
 import trio
 from trio.lowlevel import in_trio_run
 
+from .asks import Link, in_chain, links
 from .errors import ActorDeadError, WouldDeadlockError
 from .future import TrioFuture
 from .hub import CAPACITY, Subscription
@@ -172,6 +173,8 @@ class HostedSystem:
     def run(self, afn: Callable[..., Awaitable[T]], *args: Any) -> T:
         """Run an async function on the loop and return its result. Blocks a host thread.
 
+        Called on a thread of a handler, the function is in that handler's chain of asks.
+
         Raises:
             WouldDeadlockError: Called on a thread that runs trio; nothing was run.
             ActorDeadError: The system has ended; nothing was run.
@@ -191,21 +194,26 @@ class HostedSystem:
             system.faults.bridge(system, None, afn)
         future: TrioFuture[T] = TrioFuture()
         try:
-            system.token.run_sync_soon(self._start_call, future, afn, args)
+            system.token.run_sync_soon(self._start_call, future, afn, args, links())
         except (trio.RunFinishedError, AttributeError) as exc:
             raise self._ended() from exc
         return future
 
-    def _start_call(self, future: TrioFuture[T], afn: Any, args: tuple[Any, ...]) -> None:
+    def _start_call(
+        self, future: TrioFuture[T], afn: Any, args: tuple[Any, ...], chained: tuple[Link, ...]
+    ) -> None:
         if self.system.closing:
             future._fail(self._ended())
             return
         self.system.open_calls += 1
-        self.system.nursery.start_soon(self._call, future, afn, args)
+        self.system.nursery.start_soon(self._call, future, afn, args, chained)
 
-    async def _call(self, future: TrioFuture[T], afn: Any, args: tuple[Any, ...]) -> None:
+    async def _call(
+        self, future: TrioFuture[T], afn: Any, args: tuple[Any, ...], chained: tuple[Link, ...]
+    ) -> None:
         try:
-            value = await afn(*args)
+            with in_chain(*chained):
+                value = await afn(*args)
         except Exception as exc:  # noqa: BLE001 - the caller's.
             future._fail(exc)
         except BaseException:

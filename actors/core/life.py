@@ -40,6 +40,7 @@ async def run(cell: Cell) -> None:
     One coroutine for both: another for each incarnation would be a tenth of an idle actor.
     """
     reason: BaseException | None = None
+    cell.task = trio.lowlevel.current_task()
     try:
         while True:
             if cell.held:

@@ -19,12 +19,13 @@ import pykka
 import trio
 from trio.lowlevel import in_trio_run
 
-from .asks import IDLE, STANCE, Stance, check_ring, check_table
+from .asks import IDLE, STANCE, Stance, check_table
 from .envelope import STOP_PILL, TELL, Envelope
 from .errors import REFUSALS, ActorDeadError, AskTimeoutError, WouldDeadlockError
 from .expiry import end_handler
 from .future import NO_DEADLINE, PENDING, AskFuture, TrioFuture
 from .timeouts import LONGEST_S, bounded, bounded_or_none
+from .waits import check_asked
 
 if TYPE_CHECKING:
     from .cell import Cell
@@ -225,8 +226,9 @@ class TrioActorRef(pykka.ActorRef[A]):
 
         Raises:
             WouldDeadlockError: `block=True` where trio runs; nothing was sent.
-            AskCycleError: The actor waits for the asker; nothing was sent. With `block=False` it is
-                sent, and awaiting the future raises.
+            AskCycleError: The actor waits for the asker; nothing was sent. With `block=False`, or
+                where it waits only by the time that the reply is waited for, it is sent, and
+                awaiting the future raises.
             UndeclaredAskError: The table of asks does not hold the pair; nothing was sent.
             ValueError: The timeout is below 0, or no number; nothing was sent.
             AskTimeoutError: Blocking, and there was no reply in time.
@@ -294,15 +296,15 @@ class TrioActorRef(pykka.ActorRef[A]):
         names = stance[0]
         if stance is not IDLE:
             check_table(stance, cell.role, cell.system.asks, message)
-            if block is not False:
-                check_ring(names, cell.key, message)
-            elif cell.key in names:
-                # Pykka's proxies to oneself are such asks, and are not waited for; one that is
-                # waited for is refused then.
-                future._ring = (cell.key, message)
-                names = ()
-        if names:
-            future._chain = names
+            if names:
+                # Pykka's proxies to oneself are asks that nobody waits for, with `block=False`. One
+                # that is waited for is refused then, and so is one that closes a ring only then.
+                future._asked = (cell, message)
+                future._chain = names
+                if block is not False:
+                    check_asked(names, cell, message)
+                elif cell in names:
+                    future._chain = ()  # I1 of `asks`.
         if block is False:
             return False
         if get_ident() != cell.box.ident and not in_trio_run():

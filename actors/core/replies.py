@@ -13,6 +13,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
+from .asks import Link
 from .envelope import ANSWER, Answer
 from .future import Failure, Target
 from .hand import release
@@ -73,7 +74,7 @@ class Request(Target):
     _carried: Callable[[Any], Any] | None = None
 
     def __init__(
-        self, cell: Cell, tag: Any, message: Any, fact: bool, chain: tuple[str, ...]
+        self, cell: Cell, tag: Any, message: Any, fact: bool, chain: tuple[Link, ...]
     ) -> None:
         super().__init__()
         self._watched = True

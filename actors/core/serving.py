@@ -168,7 +168,7 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
                         continue
                     names = target._chain
                     if names:
-                        STANCE.set(((*names, cell.key), cell.role))
+                        STANCE.set(((*names, cell), cell.role))
                     try:
                         if message.__class__ is plain:
                             result = receive(message)
@@ -400,7 +400,7 @@ async def _serve_internal(cell: Cell, actor: TrioActor, item: Internal) -> None:
     if kind == ANSWER:
         names, answer = payload
         if names:
-            STANCE.set(((*names, cell.key), cell.role))
+            STANCE.set(((*names, cell), cell.role))
         result = actor.on_answer(answer)
     elif kind == ENDED:
         names = ()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from .asks import STANCE, Stance
+from .asks import STANCE, Link, Owed, Stance
 from .settling import outcome_unknown
 
 if TYPE_CHECKING:
@@ -42,9 +42,11 @@ def start_task(
         cell.tasks = {}
     cell.tasks[scope] = None
     # A task is awaited by nobody but those who are owed a reply through it.
-    names, role = STANCE.get()
+    chained, role = STANCE.get()
     target = cell.inflight[1] if cell.inflight is not None else None
-    waiting = names[:-1] if finish is not None and target in cell.owed else ()
+    waiting: tuple[Link, ...] = ()
+    if target is not None and target in cell.owed:
+        waiting = (*chained[:-1], Owed(cell, target))
     cell.system.nursery.start_soon(
         _run_task,
         cell,

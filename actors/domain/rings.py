@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from abeyance.actors.core import chain
+from abeyance.actors.core import ActorSystem, chain
 from abeyance.actors.core.errors import AskCycleError
 
 _PREFIX = "agent:"
@@ -20,10 +20,14 @@ class WaitRings:
 
     Args:
         mates: Who shares an agent's slot: its turn may have to wait for theirs.
+        system: The runtime's: another one of the process may have agents of the same names.
     """
 
-    def __init__(self, mates: Callable[[str], Iterable[str]]) -> None:
+    def __init__(
+        self, mates: Callable[[str], Iterable[str]], system: ActorSystem | None = None
+    ) -> None:
         self._mates = mates
+        self._system = system
         self._waits_for: dict[str, list[str]] = {}
 
     @contextmanager
@@ -34,7 +38,11 @@ class WaitRings:
             AskCycleError: It waits, directly or through others, for the one that would wait.
         """
         source = next(
-            (key.removeprefix(_PREFIX) for key in reversed(chain()) if key.startswith(_PREFIX)),
+            (
+                key.removeprefix(_PREFIX)
+                for key in reversed(chain(self._system))
+                if key.startswith(_PREFIX)
+            ),
             None,
         )
         if source is None:

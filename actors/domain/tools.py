@@ -28,6 +28,7 @@ from msgspec.structs import replace
 
 from abeyance.actors.core.asks import in_chain, in_role
 from abeyance.actors.core.clock import Clock
+from abeyance.actors.core.system import ActorSystem
 from abeyance.actors.providers.port import ToolSchema
 from abeyance.storage.codec import encode
 from abeyance.storage.crashpoints import crashpoint, declare
@@ -198,8 +199,16 @@ class _Running:
 class ToolRunner:
     """Runs tool bodies for every agent of a runtime, and records them."""
 
-    def __init__(self, nursery: trio.Nursery, store: Store, journal: Any, clock: Clock) -> None:
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        store: Store,
+        journal: Any,
+        clock: Clock,
+        system: ActorSystem | None = None,
+    ) -> None:
         self._nursery = nursery
+        self._system = system
         self._store = store
         self._journal = journal
         self._clock = clock
@@ -295,7 +304,7 @@ class ToolRunner:
         try:
             # A tool's body is the host's code: the table of asks is for the runtime's own actors.
             # Its agent's turn waits for it, so nothing in it may wait for that agent.
-            with in_role(None), in_chain(f"agent:{key[0]}"):
+            with in_role(None), in_chain(f"agent:{key[0]}", system=self._system):
                 result = await self._settle(key, call, tool, counter, running)
         except Exception as error:  # noqa: BLE001 - the model is told; the record says why.
             result = result_of(call, f"The call could not be recorded: {error}", is_error=True)

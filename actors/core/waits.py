@@ -1,0 +1,183 @@
+"""Who is kept waiting by whom right now: the waits that handlers are in, and the rings they close.
+
+The chain of asks (`asks`) says on whose behalf something runs, and finds a ring that one message
+after another walks into. Two handlers that each began by themselves and then ask each other are in
+no chain of one another. Here each wait is written down for as long as it lasts, with the actor that
+handles nothing else meanwhile, so that whoever would close a ring finds it.
+
+Only what is awaited inside a handler, a hook or a task that works for an owed reply is looked at,
+and costs what the ring it might close is long. A tell, and a host's ask, costs nothing.
+
+Invariants:
+    I1. A wait is in `cell.waits` of who waits from before its ring is looked for until it is over.
+        The two steps are under one lock: of those that close a ring together the last finds it.
+    I2. A wait stands only while it keeps its actor: one of a task that the handler does not wait
+        for is not written down, one of a thread ends with the handling that it was for, and one of
+        a task that works for an owed reply is that reply's.
+
+Any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from trio.lowlevel import current_task, in_trio_task
+
+from .asks import STANCE, Lent, Link, Named, Owed, check_ring, cycle
+
+if TYPE_CHECKING:
+    from .cell import Cell
+    from .future import Target
+
+_LOCK: Final = threading.Lock()
+
+
+class Waiter(NamedTuple):
+    """Who is kept by what waits here.
+
+    Attributes:
+        cell: The actor.
+        owed: The reply that is worked for, where it is that which waits, and not the actor.
+        handling: What the actor handles meanwhile; None where its own task waits.
+    """
+
+    cell: Cell
+    owed: Target | None
+    handling: object | None
+
+
+class Wait:
+    """One wait: for a reply, or for the start of an actor."""
+
+    __slots__ = ("asked", "future", "starts", "waiter")
+
+    def __init__(self, waiter: Waiter, asked: Cell, future: Target, *, starts: bool) -> None:
+        self.waiter = waiter
+        self.asked = asked
+        self.future = future
+        self.starts = starts
+        cell = waiter.cell
+        if cell.waits is None:
+            cell.waits = {}
+        cell.waits[self] = None
+
+    def end(self) -> None:
+        """Forget it."""
+        waits = self.waiter.cell.waits
+        if waits is not None:
+            waits.pop(self, None)
+
+    def stands(self) -> bool:
+        """Whether it keeps who waits from anything else."""
+        cell, owed, handling = self.waiter
+        if self.future.settled or (self.starts and not self.asked.starting):
+            return False
+        if owed is not None:
+            return owed in cell.owed and not owed.settled
+        return handling is None or (handling is cell.handling and cell.box.parked is None)
+
+
+def waiter_here() -> Waiter | None:
+    """Return who would be kept by what waits here; None where that is nobody."""
+    return _waiter(STANCE.get()[0])
+
+
+def check_asked(chained: tuple[Link, ...], asked: Cell, message: Any) -> None:
+    """Refuse an ask that is to be waited for here and could not be answered.
+
+    Raises:
+        AskCycleError: The asked actor waits, directly or through others, for who would wait here.
+    """
+    check_ring(chained, asked, message)
+    # Nobody waits inside most actors, and then nobody has to be found who would be kept.
+    if asked.waits:
+        waiter = _waiter(chained)
+        ring = None if waiter is None else _ring(waiter, asked, None)
+        if ring is not None:
+            raise cycle(ring, message)
+
+
+def begin(asked: Cell, future: Target, message: Any) -> Wait | None:
+    """Write down that a reply is waited for here; None where nobody is kept by it.
+
+    Raises:
+        AskCycleError: As `check_asked`; nothing was written down.
+    """
+    chained = STANCE.get()[0]
+    check_ring(chained, asked, message)
+    waiter = _waiter(chained)
+    if waiter is None:
+        return None
+    with _LOCK:
+        wait = Wait(waiter, asked, future, starts=False)
+        ring = _ring(waiter, asked, future)
+        if ring is None:
+            return wait
+        wait.end()
+    raise cycle(ring, message)
+
+
+@contextmanager
+def starting(waiter: Waiter | None, started: Cell, future: Target) -> Iterator[None]:
+    """Write down, for the block, that somebody waits for an actor's start."""
+    if waiter is None:
+        yield
+        return
+    wait = Wait(waiter, started, future, starts=True)
+    try:
+        yield
+    finally:
+        wait.end()
+
+
+def _waiter(chained: tuple[Link, ...]) -> Waiter | None:
+    for link in reversed(chained):
+        if isinstance(link, Named):
+            continue
+        if isinstance(link, Owed):
+            return Waiter(link.cell, link.target, None)
+        if isinstance(link, Lent):
+            return Waiter(link.cell, None, link.handling)
+        if not in_trio_task():
+            return Waiter(link, None, link.handling)
+        return Waiter(link, None, None) if _belongs(link) else None
+    return None
+
+
+def _belongs(cell: Cell) -> bool:
+    """Whether the cell's task waits for the running one: it is that, or in a nursery of it."""
+    own = cell.task
+    task = current_task()
+    while task is not own:
+        nursery = task.parent_nursery
+        if nursery is None:
+            return False
+        task = nursery.parent_task
+    return True
+
+
+def _ring(waiter: Waiter, asked: Cell, future: Target | None) -> tuple[str, ...] | None:
+    """Return the names from who would wait back to it, where its wait closes a ring."""
+    origin, worked_for, _ = waiter
+    paths: list[tuple[Cell, Target | None, tuple[str, ...]]] = [(asked, future, (origin.key,))]
+    seen: set[tuple[Cell, Target | None]] = set()
+    while paths:
+        cell, target, names = paths.pop()
+        names = (*names, cell.key)
+        # A reply that is owed does not wait for the actor's handler, but for whoever is to give it.
+        owed = target if target is not None and target in cell.owed else None
+        if cell is origin and owed is worked_for:
+            return names
+        if (cell, owed) in seen:
+            continue
+        seen.add((cell, owed))
+        paths += [
+            (wait.asked, wait.future, names)
+            for wait in list(cell.waits or ())
+            if wait.waiter.owed is owed and wait.stands()
+        ]
+    return None
