@@ -440,10 +440,15 @@ async def test_a_stop_during_a_guessed_pause_makes_no_further_call_and_gives_the
         ana = await world.add([fail(500), reply("never")])
         await ana.send("go")
         await until(lambda: len(world.providers[0].requests) == 1 and not world.permits_out())
+        await ana.send("own", author="ana", id="own")
+        await ana.send("note", id="note", wake=False)
         before = trio.current_time()
     assert trio.current_time() - before < 1
     assert len(world.providers[0].requests) == 1
     async with world.open():
+        assert not world.rows("inbox")
+        stored = [row.message for row in world.rows("slots", "ana") if row.turn is None]
+        assert stored[1:] == ["own", "note"]
         ana = await world.add([reply("fresh")])
         await ana.wait_idle()
         lines = await shown(ana)

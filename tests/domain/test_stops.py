@@ -443,6 +443,23 @@ async def test_a_turn_that_compiles_at_a_stop_opens_no_stream(
             assert calls(world) == 0, "the old one's turn is over for good"
 
 
+@pytest.mark.behaviour("D-032")
+async def test_a_wake_that_arrives_while_the_runtime_stops_calls_nobody_until_the_next_start(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open():
+        ana = await world.add([reply("never")])
+        # On its way as the stop begins: its commit, and so its wake, come behind that.
+        handed = ana.hand_over("go", id="go")
+    assert (await handed).id == "go"
+    assert calls(world) == 0
+    async with world.open():
+        ana = await world.add([reply("heard")])
+        await ana.wait_idle()
+        said = [line for line in await shown(ana) if not line.startswith("marker")]
+        assert said == ["user: go", "assistant: heard"]
+
+
 @pytest.mark.behaviour("D-035")
 async def test_a_body_that_does_not_end_keeps_nothing_from_being_stored_at_a_stop(
     world: World, virtual_time: MockClock

@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from abeyance.actors.domain.errors import InvalidMessageError
+from abeyance.actors.domain.errors import InvalidMessageError, InvalidNameError
 from abeyance.actors.domain.gate import Gate as GateActor
 from abeyance.actors.providers.port import ProviderError, ProviderStalledError
 from abeyance.actors.testing import Gate, call_tool, fail, raise_, reply, stall
@@ -159,6 +159,26 @@ async def test_a_message_named_as_the_agent_lands_behind_the_last_reply(
             "assistant: held",
         ]
         assert len(world.turns()) == 1, "a message named as the agent wakes nobody"
+
+
+@pytest.mark.behaviour("D-004")
+@pytest.mark.parametrize("spelt", ["Ada", "aDA", "\uff21da"])
+async def test_a_message_named_as_the_agent_in_any_spelling_does_not_join_at_a_boundary(
+    world: World, virtual_time: MockClock, spelt: str
+) -> None:
+    stop = Stop()
+    async with world.open():
+        ada = await world.add([call_tool("wait"), reply("Done")], "Ada", tools=[stop.tool()])
+        await ada.send("go")
+        await stop.entered.wait()
+        with pytest.raises(InvalidNameError, match="blanks"):
+            await ada.send("own", author=f"{spelt} ")
+        assert (await ada.send("own", author=spelt, id="own")).state == "accepted"
+        assert (await ada.receipt("own")).cause == "own"
+        stop.go.set()
+        await ada.wait_idle()
+        assert len(world.providers[0].requests[1].messages) == 3
+        assert [row.message for row in world.rows("slots", "Ada")][-1] == "own"
 
 
 @pytest.mark.behaviour("D-003")
