@@ -50,7 +50,6 @@ from abeyance.storage.store import (
 
 from .errors import (
     AgentEndedError,
-    InboxFullError,
     NotStoredError,
     OwnershipLostError,
     not_stored,
@@ -418,20 +417,17 @@ class Slot(TrioActor):
         book, ids, looks = self._book, self._ids, act.answer is not None or not many.looked
         if self._reborn and not looks:
             # A predecessor may have stored it and not lived to say so: all of it, or none. Left to
-            # the guards, a disk that is full by now would have it told of as not stored.
+            # the guards, it would be told of as not stored where the disk is full by now, or as one
+            # too many where it fills the inbox.
             looks = ids.stored(many.accepts[0], book) is not None
 
         def known(accept: Accept) -> Receipt | None:
             look = accept.known or self._reborn or act.answer is not None
             return ids.stored(accept, book) if look else None
 
-        try:
-            planned, fresh = plan_accepts(
-                book, many, self._chain, known if looks else None, in_flight=ids.in_flight
-            )
-        except InboxFullError:
-            # It may be what fills the inbox: a predecessor stored it and did not live to say so.
-            planned, fresh = plan_accepts(book, many, self._chain, known, in_flight=ids.in_flight)
+        planned, fresh = plan_accepts(
+            book, many, self._chain, known if looks else None, in_flight=ids.in_flight
+        )
         ids.take(act, fresh)
         return planned
 

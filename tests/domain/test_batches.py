@@ -221,6 +221,18 @@ async def test_a_batch_that_a_dead_slot_stored_is_answered_whatever_is_stored_si
         assert shown(store) == ["user: go", "user: a", "user: b"]
 
 
+@pytest.mark.behaviour("R-4")
+async def test_a_batch_of_which_one_came_since_it_was_looked_for_is_looked_for_again() -> None:
+    store = new_store()
+    async with open_room(store) as room:
+        await room.slot.ask(accept("a", known="x"))
+        late = msgspec.structs.replace(known(("x", "a"), ("y", "b")), looked=True)
+        with trio.fail_after(10):
+            receipts = await room.slot.ask(late)
+        assert [(each.id, each.seq) for each in receipts] == [("x", 1), ("y", 2)]
+        assert shown(store) == ["user: a", "user: b"]
+
+
 async def test_a_batch_that_replaces_messages_takes_the_words_that_edits_gave_them_out_once(
     world: World, virtual_time: MockClock
 ) -> None:
