@@ -81,7 +81,8 @@ if TYPE_CHECKING:
     from .hosted_agents import HostedAgent
     from .hosted_runs import HostedRun
     from .opening import open_runtime
-    from .outboxes import Outbox, OutboxReply, OutboxStatus
+    from .outbox_reading import Outbox, OutboxReply
+    from .outboxes import OutboxStatus
     from .run_looking import RunHandle
     from .run_status import RunReceipt, RunStatus, RunStep, RunStepped
     from .runtime import Runtime
@@ -279,7 +280,8 @@ _HOMES: Final = {
     ".hosted_agents": ("HostedAgent",),
     ".hosted_runs": ("HostedRun",),
     ".opening": ("open_runtime",),
-    ".outboxes": ("Outbox", "OutboxReply", "OutboxStatus"),
+    ".outbox_reading": ("Outbox", "OutboxReply"),
+    ".outboxes": ("OutboxStatus",),
     ".run_status": (
         "RunReceipt",
         "RunStatus",

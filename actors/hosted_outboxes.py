@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from .domain.errors import RuntimeClosedError
 from .hosted_calls import HostedCalls
-from .outboxes import Begin, Outbox, OutboxReply, OutboxStatus
+from .outbox_reading import Begin, Outbox, OutboxReply
+from .outboxes import OutboxStatus
 
 if TYPE_CHECKING:
     from .runtime import Runtime

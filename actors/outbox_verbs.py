@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, cast
 
 from .domain.ingress import check_name
 from .domain.requesters import Door
-from .outboxes import Begin, Outbox, OutboxStatus, check_outbox
+from .outbox_reading import Begin, Outbox, check_outbox
+from .outboxes import OutboxStatus
 
 if TYPE_CHECKING:
     from .runtime import Runtime

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from abeyance.storage.codec import encode
+from abeyance.storage.errors import UnreadableRecordError
 from abeyance.storage.store import Delete, Guard, Key, Put, Request, Store
 from abeyance.storage.tables.blocks import Block, TextBlock
 from abeyance.storage.tables.outboxes import Cursor
@@ -104,6 +105,22 @@ def read_lines(store: Store, agent: str | None) -> Iterator[Line]:
     for key, _ in store.scan("sharers"):
         if agent in (None, key[1]):
             yield Line(str(key[0]), str(key[1]))
+
+
+def line_of(store: Store, table: str, key: Key) -> Line | None:
+    """Whom a changed row of `agents` or `sharers` is about, as `read_lines` would name it.
+
+    None: of nobody that is in an outbox.
+    """
+    if table == "sharers":
+        return Line(str(key[0]), str(key[1]))
+    try:
+        row = store.get("agents", key)
+    except UnreadableRecordError:
+        return Line(str(key[0]), str(key[0]))
+    if row is None or row.record.kind == "ephemeral":
+        return None
+    return Line(str(key[0]), str(key[0]))
 
 
 def cursor_key(name: str, line: Line) -> Key:

@@ -149,6 +149,25 @@ async def test_an_outbox_of_all_agents_has_those_that_come_later_from_their_star
             assert sorted(await texts(outbox, 2)) == ["after", "hello"]
 
 
+async def test_an_outbox_that_is_open_has_who_comes_meanwhile_in_a_slot_of_others_too(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open() as runtime, runtime.outbox("chat") as outbox:
+        given: list[str] = []
+
+        async def read() -> None:
+            given.extend(await texts(outbox, 3))
+
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(read)
+                await until(lambda: bool(runtime._outboxes._waiting))
+                for name, slot in (("ana", None), ("bo", "room"), ("cy", "room")):
+                    more = {} if slot is None else {"slot": slot}
+                    await says(await world.add([reply(name)] * 3, name, **more), "hello")
+        assert sorted(given) == ["ana", "bo", "cy"]
+
+
 async def test_a_reader_that_waits_is_told_of_a_reply_at_once(
     world: World, virtual_time: MockClock
 ) -> None:

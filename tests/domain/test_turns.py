@@ -88,10 +88,10 @@ async def test_a_boundary_injects_the_prefix_before_the_first_message_named_as_t
 async def test_a_held_message_waits_through_what_starts_its_turn_again_and_lands_once(
     world: World, virtual_time: MockClock, again: str
 ) -> None:
-    stop, gate = Stop("moved"), Gate(reply("Done"))
+    stop, gate, anew = Stop("moved"), Gate(reply("Done")), Gate(reply("Done"))
     script = [call_tool("move", text="Moving"), *([fail(503)] if "call" in again else []), gate]
     async with world.open():
-        ana = await world.add([*script, reply("Done")], tools=[stop.tool("move")])
+        ana = await world.add([*script, anew], tools=[stop.tool("move")])
         await ana.send("go")
         await stop.entered.wait()
         await ana.send("held", author="ana")
@@ -100,12 +100,13 @@ async def test_a_held_message_waits_through_what_starts_its_turn_again_and_lands
         assert len(world.rows("inbox", "ana")) == 1
         if again == "its task dies":
             world.ref("agent").kill("a test")
-            await until(lambda: len(world.providers[0].requests) == 3)
+            await anew.wait_entered()
         elif again == "its slot dies":
             world.ref("slot").kill("a test")
             await wait_all_tasks_blocked()
         assert len(world.rows("inbox", "ana")) == 1, "who starts again drains nothing"
-        gate.release()
+        for held in (gate, anew):
+            held.release()
         await ana.wait_idle()
         assert await shown(ana) == [
             "user: go",
