@@ -54,6 +54,7 @@ _serials = itertools.count(1)
 
 def unnamed(actor_class: type[TrioActor], supervisor: Supervisor) -> str:
     """Return what an actor that nobody named is known as: nothing that is taken."""
+    supervisor.system.unnamed.add(actor_class.__name__)
     while True:
         key = f"{actor_class.__name__}-{next(_serials)}"
         if key not in supervisor._children and supervisor.system.names.find(key) is None:

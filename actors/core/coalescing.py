@@ -59,6 +59,10 @@ class CoalescingLane(deque[Envelope]):
             self.append(cast("Envelope", fresh))
         return True, None
 
+    def has(self, key: Hashable) -> bool:
+        """Whether an envelope of this key is queued."""
+        return key in self._index
+
     def popleft(self) -> Envelope:
         """Take the first envelope; one of its key that comes from now on goes last."""
         taken: Any = super().popleft()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from .envelope import SETTLED, STASHED, Envelope
+from .envelope import SETTLED, STASHED, TELL, Envelope
 from .future import PENDING, Target, Unasked
 
 if TYPE_CHECKING:
@@ -176,6 +176,16 @@ def _in_hand(cell: Cell) -> int:
         + len(cell.owed)
         + int(inflight is not None and inflight[2] >= 0 and inflight[1] not in cell.owed)
     )
+
+
+def in_hand(cell: Cell) -> int:
+    """How many accepted envelopes it has, each once, whatever its handler does with it. Any thread.
+
+    Timers and answers are none: nobody accepted them.
+    """
+    item = cell.inflight_internal
+    internal = int(item is not None and item[0] == TELL)
+    return len(cell.box.user) + _in_hand(cell) + internal
 
 
 def accounted(cell: Cell) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from .hand import in_hand
 from .specs import Failure
 from .watermarks import BELOW
 
@@ -73,7 +74,8 @@ class ActorStatistics:
             bound, not a measurement. Messages carry no instant; it is counted from the last moment
             of which the actor knows that all it holds came later. That moment lags by the time in
             which it took what it held then, and by the time the loop took to get to an actor that
-            slept. None where the lane is empty, or the actor was woken and has not run yet.
+            slept. None where the lane is empty, or the actor was woken and has not run yet. What
+            was put aside, is owed a reply or waits to be delivered again is not in it.
         in_flight_s_max: The longest that the running handler may have run: counted from the
             actor's last look at the time, which is at most eight messages old. None where none
             runs.
@@ -204,7 +206,7 @@ def of_system(system: ActorSystem) -> SystemStatistics:
     cells = list(system.cells)
     states: dict[str, int] = {}
     oldest: float | None = None
-    queued = internal = owed = in_flight = restarts = handled = 0
+    queued = internal = owed = in_flight = restarts = handled = there = 0
     for cell in cells:
         box = cell.box
         states[cell.state_shown] = states.get(cell.state_shown, 0) + 1
@@ -214,11 +216,11 @@ def of_system(system: ActorSystem) -> SystemStatistics:
         in_flight += cell.in_flight
         restarts += max(0, cell.incarnation - 1)
         handled += cell.handled
+        there += in_hand(cell)
         age = box.oldest_s_max()
         if age is not None and (oldest is None or age > oldest):
             oldest = age
     dead_letters, quarantined = system.dead_letters.counts, system.quarantine.counts
-    there = queued + owed + in_flight
     ended = system._handled + handled + sum(dead_letters.values()) + sum(quarantined.values())
     return SystemStatistics(
         name=system.name,

@@ -136,6 +136,7 @@ class ActorSystem:
         self.stopwatch: Callable[[], float] = time.perf_counter  # Of batches and ages.
         self.lock = threading.Lock()
         self.names = Names()
+        self.unnamed: set[str] = set()  # Classes of which there were actors that nobody named.
         self.cells: dict[Cell, None] = {}
         self.refusing = False
         self.stopping = False
@@ -247,6 +248,7 @@ class ActorSystem:
             raise self._not_running()
         cell = Cell(self, self.user, actor_class, args, kwargs, name)
         if name is not None:
+            self._check_unnamed(name)
             self.names.claim(name, cell)
         self.cells[cell] = None
         try:
@@ -286,10 +288,27 @@ class ActorSystem:
             NameTakenError: A live actor has its name.
         """
         if cell.name is not None:
+            self._check_unnamed(cell.name)
             self.names.claim(cell.name, cell)
         self.cells[cell] = None
         if register:
             register_with_pykka(cell)
+
+    def _check_unnamed(self, name: str) -> None:
+        """Refuse what an actor that nobody named is known by, under whichever supervisor.
+
+        Raises:
+            NameTakenError: One is.
+        """
+        kind, _, number = name.rpartition("-")
+        if not number.isdecimal() or kind not in self.unnamed:
+            return  # Only such a name may be one: nobody else pays for looking at all that live.
+        if any(cell.key == name and cell.name is None for cell in list(self.cells)):
+            raise NameTakenError(
+                f"an actor that nobody named is known as {name!r}; nothing was started; "
+                "choose another name",
+                name=name,
+            )
 
     def _not_running(self) -> ActorDeadError:
         return ActorDeadError(

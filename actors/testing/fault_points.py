@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from abeyance.actors.core.coalescing import CoalescingLane
 from abeyance.actors.core.envelope import TELL, Envelope, Internal, StopPill, opened
 from abeyance.actors.core.errors import ActorDeadError
 from abeyance.actors.core.future import Target, TrioFuture
@@ -90,16 +91,30 @@ class FaultyMailbox(Mailbox):
         return 0
 
     def put_by_key(self, key: Hashable, envelope: Envelope, room: bool) -> bool:
-        """As the real one. What is put so can be killed at, not dropped or doubled."""
+        """As the real one. A double is put first: the message then takes its place by their key."""
+        lane = self.user
+        assert isinstance(lane, CoalescingLane)
+        message, target, _ = envelope
         with self.books:
+            if not (room or lane.has(key)):
+                return super().put_by_key(key, envelope, room)
+            action = self.faults.hit("mailbox_put", self.cell, opened(message)[0])
+            kind = None if action is None else action.kind
+            if kind == "drop":
+                _put.appended = True
+                self._account(envelope)
+                _lose(self.cell, message, target)
+                return True
+            if kind == "duplicate":
+                double: Envelope = (message, None if target is None else Target(), 0)
+                if super().put_by_key(key, double, room):
+                    self._account(double)
             put = super().put_by_key(key, envelope, room)
             if put:
                 _put.appended = True
                 self._account(envelope)
-        if put:
-            action = self.faults.hit("mailbox_put", self.cell, opened(envelope[0])[0])
-            if action is not None and action.kind == "kill":
-                self.cell.system.on_loop(self.cell.kill, _KILLED)
+        if kind == "kill":
+            self.cell.system.on_loop(self.cell.kill, _KILLED)
         return put
 
     def _account(self, envelope: Envelope) -> None:

@@ -203,6 +203,7 @@ class Faults:
         self._hits: dict[tuple[str, str], int] = {}
         self._labels: dict[Cell, str] = {}
         self._named: dict[str, int] = {}
+        self._unnamed: set[str] = set()  # Labels of actors without a name.
         self._fired: list[Fired] = []
         self._lock = threading.RLock()
 
@@ -375,7 +376,12 @@ class Faults:
                 unnamed = cell.actor_class.__name__ if cell.child_id == cell.key else cell.child_id
                 base = cell.name or unnamed
                 self._named[base] = count = self._named.get(base, 0) + 1
-                label = base if cell.name or count == 1 else f"{base}#{count}"
+                if cell.name:
+                    # One that nobody named may have it already, after its class.
+                    label = f"{base}#named" if base in self._unnamed else base
+                else:
+                    label = base if count == 1 else f"{base}#{count}"
+                    self._unnamed.add(label)
                 self._labels[cell] = label
             return label
 

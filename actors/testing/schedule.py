@@ -7,10 +7,14 @@ Errors are written by class and text, and made again from both; one that cannot 
 from __future__ import annotations
 
 import importlib
+import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+
+_UNPRINTED: Final = re.compile(r"[\\\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_ESCAPED: Final = re.compile(r"\\(?:\\|[nrt]|x[0-9a-f]{2}|u[0-9a-f]{4})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,11 @@ class Action:
         value = self.value
         if isinstance(value, BaseException):
             kind = type(value)
-            return [self.kind, f"{kind.__module__}:{kind.__qualname__}", str(value)]
+            args = value.args
+            # A KeyError's text is its key in quotes, which would be quoted again each time.
+            plain = len(args) == 1 and type(args[0]) is str
+            text = args[0] if plain else str(value)
+            return [self.kind, f"{kind.__module__}:{kind.__qualname__}", text]
         return [self.kind] if value is None else [self.kind, str(value)]
 
 
@@ -52,7 +60,16 @@ class Fired:
     action: Action
 
     def __str__(self) -> str:
-        return shlex.join([self.point, self.actor, str(self.hit), *self.action.words])
+        words = [self.point, self.actor, str(self.hit), *self.action.words]
+        return shlex.join(_UNPRINTED.sub(_escape, word) for word in words)
+
+
+def _escape(found: re.Match[str]) -> str:
+    return found.group().encode("unicode_escape").decode("ascii")
+
+
+def _unescape(found: re.Match[str]) -> str:
+    return found.group().encode("ascii").decode("unicode_escape")
 
 
 def read_schedule(text: str) -> Iterator[tuple[str, str, int, list[str]]]:
@@ -61,7 +78,7 @@ def read_schedule(text: str) -> Iterator[tuple[str, str, int, list[str]]]:
         stripped = line.strip()
         if not stripped or stripped.startswith("#"):
             continue
-        words = shlex.split(stripped)
+        words = [_ESCAPED.sub(_unescape, word) for word in shlex.split(stripped)]
         if len(words) < 4 or not words[2].isdecimal():
             raise ValueError(f"a line of a schedule is: point actor hit action; not {line!r}")
         yield words[0], words[1], int(words[2]), words[3:]

@@ -12,6 +12,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from abeyance.actors.core import (
+    LATER,
     ActorDeadError,
     ActorSystem,
     Backoff,
@@ -430,3 +431,41 @@ async def test_tree_text_holds_no_control_character_of_a_name_or_an_error(autoju
 def test_visible_text_is_cut_off_where_it_is_long():
     assert visible("a" * 300, 5) == "aaaaa…"
     assert visible("ab\ud800") == r"ab\ud800"
+
+
+async def test_accepted_counts_every_message_once_whatever_its_handler_does_with_it(autojump_clock):
+    class Keeps(TrioActor):
+        async def on_receive(self, message):
+            if message == "owe":
+                reply = self.later()
+                await trio.sleep(1)
+                reply.set(1)
+            elif message == "stash":
+                self.stash()
+            await trio.sleep(1)
+            return LATER
+
+    class Ticks(TrioActor):
+        def on_start(self):
+            self.after(0, "tick")
+
+        async def on_receive(self, message):
+            await trio.sleep(1)
+
+    async with ActorSystem() as system:
+        ref = system.start(Keeps)
+        seen = []
+
+        async def look(count):
+            for _ in range(count):
+                await trio.sleep(0.5)
+                seen.append(system.statistics().accepted)
+
+        ref.ask("owe")
+        await look(5)
+        ref.tell("stash")
+        await look(3)
+        assert seen == [1] * 5 + [2] * 3
+        system.start(Ticks)
+        await look(3)
+        assert seen[-3:] == [2, 2, 2]

@@ -11,7 +11,14 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from abeyance.actors.core import ActorSystem, ChildSpec, HostedSystem, SupervisorSpec, TrioActor
+from abeyance.actors.core import (
+    ActorSystem,
+    ChildSpec,
+    HostedSystem,
+    NameTakenError,
+    SupervisorSpec,
+    TrioActor,
+)
 from abeyance.actors.core.future import TrioFuture
 
 
@@ -268,3 +275,25 @@ def test_on_failure_runs_where_on_start_fails():
         ref = hosted.start(Fails)
         assert ref.actor_stopped.wait(5)
     assert seen.is_set()
+
+
+@pytest.mark.parametrize("where", ["group", "user"])
+async def test_name_by_which_an_unnamed_actor_of_another_group_is_known_is_refused(where):
+    async with ActorSystem() as system:
+        spec = SupervisorSpec("other", children=(ChildSpec("child", Sibling),))
+        unnamed = system.start(Sibling)
+        if where == "user":
+            unnamed = (await system.start_supervisor(spec)).refs["child"]
+        taken = unnamed.name
+        group = await system.start_supervisor(SupervisorSpec("group"))
+        if where == "group":
+            with pytest.raises(NameTakenError):
+                await group.start_child(ChildSpec("named", Sibling, name=taken))
+        else:
+            with pytest.raises(NameTakenError):
+                system.start(Sibling, name=taken)
+        assert await unnamed.ask("x") == 1
+        if where == "group":
+            await unnamed.stop()
+            named = await group.start_child(ChildSpec("named", Sibling, name=taken))
+            assert named.name == taken

@@ -656,7 +656,8 @@ class Plain(TrioActor):
 
 def _next_unnamed(kind):
     """The name that the next actor that nobody names would get."""
-    probe = unnamed(kind, SimpleNamespace(_children={}, system=SimpleNamespace(names=Names())))
+    system = SimpleNamespace(names=Names(), unnamed=set())
+    probe = unnamed(kind, SimpleNamespace(_children={}, system=system))
     prefix, serial = probe.rsplit("-", 1)
     return f"{prefix}-{int(serial) + 1}"
 

@@ -681,3 +681,70 @@ async def test_probe_gets_what_a_duplicate_sends_and_nothing_of_a_drop(autojump_
                 await probe.ref.ask("never answered", timeout=1)
             await probe.expect(str)
             probe.reply()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("two\nlines\x1d and a \\n of two letters"),
+        KeyError("key"),
+        KeyError("it's"),
+        ValueError("\u2028"),
+    ],
+    ids=["lines", "key", "quoted", "separator"],
+)
+async def test_schedule_with_any_text_replays_it_as_it_was(error):
+    found = Faults(seed=1)
+    found.at("before_handle", nth=1).crash(error)
+    texts = []
+    for faults in (found, None):
+        again = faults or Faults.replay(found.schedule)
+        with again:
+            async with ActorSystem(faults=again) as system:
+                with pytest.raises(type(error)) as caught:
+                    await system.start(Echoes, name="two\nlines").ask(1)
+        texts.append((caught.value.args, again.schedule.splitlines()[1:]))
+    assert texts[0] == texts[1]
+    assert texts[0][0] == error.args
+    assert len(texts[0][1]) == 1
+
+
+class Echoes(TrioActor):
+    def on_receive(self, message):
+        return message
+
+
+class Coalesces(Echoes):
+    overflow = "coalesce"
+
+    @staticmethod
+    def coalesce_key(message):
+        return message
+
+
+async def test_fault_at_a_coalescing_mailbox_is_done_as_at_any():
+    faults = Faults(seed=1)
+    faults.at("mailbox_put", nth=2).drop()
+    faults.at("mailbox_put", nth=3).duplicate()
+    with faults:
+        async with ActorSystem(faults=faults) as system:
+            ref = system.start(Coalesces, name="c")
+            kept, dropped, doubled = (ref.ask(place) for place in range(3))
+            assert (await kept, await doubled) == (0, 2)
+            with pytest.raises(ActorDeadError, match="a fault dropped"):
+                await dropped
+            assert system.dead_letters.counts == {"fault": 1, "coalesced": 1}
+
+
+async def test_actor_whose_name_is_the_class_of_an_unnamed_one_is_hit_by_itself():
+    faults = Faults(seed=1)
+    faults.at("before_handle", message=lambda message: message == 2).crash(ValueError("two"))
+    with faults:
+        async with ActorSystem(faults=faults) as system:
+            unnamed, named = system.start(Echoes), system.start(Echoes, name="Echoes")
+            assert await unnamed.ask(1) == 1
+            with pytest.raises(ValueError, match="two"):
+                await named.ask(2)
+    assert faults.schedule.splitlines()[1:] == [
+        "before_handle 'Echoes#named' 1 crash builtins:ValueError two"
+    ]
