@@ -45,6 +45,7 @@ from .domain.gate import Gate
 from .domain.ingress import Content
 from .domain.limits import EPHEMERAL_SLEEP_MAX_MS, RECHECK_MS
 from .domain.mode import Quiesced
+from .domain.protocol import Peek
 from .domain.slot_messages import NothingToDo, StartTurn, TurnStart
 from .domain.slot_rows import read_rows
 from .domain.spec import AgentSpec, check_spec
@@ -154,9 +155,7 @@ class EphemeralRun:
             if isinstance(outcome, TurnEnded):
                 crashpoint("ephemeral.answered")
                 return self._answer(outcome, task)
-            self._sleeps = True
-            await self._sleep(outcome.deferral)
-            self._sleeps = False
+            await self._sleep_all(gate, outcome.deferral)
 
     def _answer(self, outcome: TurnEnded, task: TurnTask) -> str:
         store, number = self._runtime._store, task.start.turn
@@ -174,6 +173,18 @@ class EphemeralRun:
                 blocks = () if row is None else row.record.blocks
                 return "\n".join(block.text for block in blocks if isinstance(block, TextBlock))
         return ""
+
+    async def _sleep_all(self, gate: Any, held: Deferral | None) -> None:
+        """Sleep until nothing holds the model any more, or end the run where that is too long.
+
+        The gate is asked again before the turn goes on: who waits for others behind a wall of its
+        account is told to ask again soon, however often, and a turn that is taken up writes.
+        """
+        self._sleeps = True
+        while held is not None:
+            await self._sleep(held)
+            held = await gate.ask(Peek(self._settings.model, "ephemeral"))
+        self._sleeps = False
 
     async def _sleep(self, deferral: Deferral) -> None:
         """Sleep a stated wait in full, or end the run where that is too long."""

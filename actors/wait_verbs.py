@@ -26,7 +26,8 @@ class WaitVerbs:
     """The part of a runtime that is about what providers stated."""
 
     def provider_waits(self, agent: str | None = None) -> tuple[ProviderWait, ...]:
-        """The waits in force, of one agent or of all, those of agents that are gone included.
+        """The waits in force, of one agent or of all, those of agents that are gone included. Last,
+        with no end of their own, the agents that stand in line after a wall of their account.
 
         Not a checkpoint.
 
@@ -37,15 +38,19 @@ class WaitVerbs:
         runtime._check_open()
         if agent is not None:
             check_name(agent, "agent")
-        return runtime._waits.listing(agent)
+        accounts = runtime._accounts
+        standing = () if accounts is None else accounts.standing(agent)
+        return (*runtime._waits.listing(agent), *standing)
 
     async def release_provider_wait(
         self, agent: str, model: str = EVERY_MODEL, *, requester: str, door: Door = "api"
     ) -> ReleaseReceipt:
-        """End an agent's waits: of one model, or (no model, or `*`) of all.
+        """End an agent's waits: of one model, or (no model, or `*`) of all. One that stands in line
+        after a wall of its account is let go, by its own name or, with all others, the account's.
 
         A checkpoint. Cancelled: the release may have been recorded; `provider_waits` tells.
-        Durable: where the receipt says `recorded`; `pending` binds in this process already.
+        Durable: where the receipt says `recorded`; `pending` binds in this process already, and
+        `in_process` has no record: a place in line.
 
         Args:
             agent: Whose waits; an agent of this runtime, or one that the listing still shows.

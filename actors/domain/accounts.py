@@ -6,14 +6,11 @@ holds the model it was stated of.
 
 Invariants:
     I1  While a wall is in force no call that it holds is admitted, whichever agent's.
-    I2  After a wall one of the calls that it held is out at a time, by who was turned away first,
-        until one has succeeded; then those who were turned away start one by one, each when the
-        call before it has succeeded.
-    I3  Whoever does not come when it is called loses its place after 30 s; a call that fails, or
-        whose caller dies, lets the next one try. So does one whose gate has ended, or that has been
-        out for 10 min: a call that nobody will settle keeps nobody.
-        Who has ended has no place. An auxiliary call and an ephemeral run, whom nobody can call,
-        take none: they are told when to ask again, and go once nobody stands in line.
+    I2  After a wall those that it held go one by one (`account_line`). An auxiliary call and an
+        ephemeral run, whom nobody can call, stand in no line: they are told when to ask again, and
+        go once nobody stands in it.
+    I3  Who stands in the line of a wall that is over is listed, and a release lets go whom it
+        names, or, of the account, everyone: that is recorded nowhere, as the line is not.
     I4  A wall has a line of its own, whether it holds one model or all: whoever waits for one model
         keeps nobody from another.
 
@@ -30,45 +27,23 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from abeyance.actors.core.clock import Clock
-from abeyance.actors.core.errors import ActorDeadError
 from abeyance.storage.errors import StorageError, StoreClosedError
 from abeyance.storage.tables.fields import REASON_CHARS_MAX
 from abeyance.storage.tables.waits import Wait, WaitReleased
 
-from .limits import RECHECK_MS
+from .account_line import Line
 from .overrides import EVERY
-from .protocol import Due
-from .wait_book import ACCOUNT, WaitBook, outlasts
-
-PROBE_MS: Final = 600_000
-"""How long others wait for one call after a wall. It may take longer, but not alone."""
+from .wait_book import ACCOUNT, ProviderWait, WaitBook, outlasts
 
 ASK_AGAIN_MS: Final = 5_000
 """When to ask again, for whoever nobody calls while others go first."""
 
 
-class _Probe(NamedTuple):
-    """The call that the next one waits for."""
-
-    agent: str
-    permit: int
-    gate: Any
-    since_ms: int
-
-
-class _Line:
-    """Who was turned away by the walls of one credential and model, or of all its models."""
-
-    def __init__(self) -> None:
-        self.waiting: dict[str, Any] = {}
-        """Agents in the order of their coming, with whom to call."""
-        self.passed: set[str] = set()
-        """Agents whose turn has come since the wall; their further calls go on."""
-        self.probe: _Probe | None = None
-        self.proved = False
-        """A call has succeeded since the wall."""
-        self.called_ms: int | None = None
-        """Since when the first in line could have come."""
+def _in_line(account: str) -> str:
+    return (
+        "waits for the first call of its account since the limit to succeed "
+        f"(release {ACCOUNT}{account})"
+    )
 
 
 class Wall:
@@ -88,7 +63,7 @@ class Accounts:
     def __init__(self, book: WaitBook, clock: Clock) -> None:
         self._book = book
         self._clock = clock
-        self._lines: dict[tuple[str, str], _Line] = {}
+        self._lines: dict[tuple[str, str], Line] = {}
         """By credential and what its wall holds: a model, or `*`."""
 
     def look(self, account: str) -> None:
@@ -119,75 +94,85 @@ class Accounts:
         for scope, (wall, _) in walls.items():
             if wall is None:
                 continue
-            line = self._lines.setdefault((account, scope), _Line())
-            line.proved, line.probe, line.called_ms = False, None, None
-            line.passed.clear()
+            line = self._lines.setdefault((account, scope), Line(self._clock))
+            line.close()
             if stands:
-                line.waiting.setdefault(agent, ref)
+                line.stand(agent, ref, model)
             if longest is None or outlasts(wall.deadline_ms, longest.deadline_ms):
                 longest = wall
         if longest is not None:
             for scope, (wall, _) in walls.items():
-                if wall is None and stands:
-                    self._leave((account, scope), agent)
+                passed_by = self._lines.get((account, scope))
+                if wall is None and stands and passed_by is not None:
+                    # Whom another wall holds does not keep up the line of one that is over.
+                    passed_by.leave(agent)
             return longest
         for scope, (_, has_ended) in walls.items():
             if has_ended:
-                self._lines.setdefault((account, scope), _Line())
-            line_ = self._lines.get((account, scope))
-            if line_ is None or self._may_go(line_, agent, has_ended):
+                self._lines.setdefault((account, scope), Line(self._clock))
+            behind = self._lines.get((account, scope))
+            if behind is None or not behind.keeps(agent, has_wall=has_ended):
                 continue
             if stands:
-                line_.waiting[agent] = ref if ref is not None else line_.waiting.get(agent)
-            if not self._is_next(line_, agent):
+                behind.stand(agent, ref, model)
+            if not behind.is_next(agent):
                 # Without a place it is never called, and a wall without an end would be for good.
                 again_ms = None if stands else self._clock.now_ms() + ASK_AGAIN_MS
-                return Wall(
-                    again_ms, "waits for the first call of its account since the limit to succeed"
-                )
+                return Wall(again_ms, _in_line(account))
         return None
+
+    def standing(self, name: str | None = None) -> list[ProviderWait]:
+        """Who stands in the line of a wall that is over, in its order: of one agent, of one
+        credential by the name its waits are listed under, or of all."""
+        now_ms = self._clock.now_ms()
+        shown: dict[tuple[str, str], ProviderWait] = {}
+        for account, line in self._lines_after(None):
+            for agent, place in line.places:
+                if name in (None, agent, f"{ACCOUNT}{account}"):
+                    since_ms = min(place.since_ms, now_ms)
+                    wait = ProviderWait(agent, place.model, None, _in_line(account), since_ms)
+                    shown.setdefault((agent, place.model), wait)
+        return list(shown.values())
+
+    def let_go(self, name: str, model: str | None) -> list[ProviderWait]:
+        """Let who stands in line call without waiting for others: an agent, or all of a credential
+        by the name its waits are listed under; of one model, or (None) of all."""
+        gone = [wait for wait in self.standing(name) if model in (None, wait.model)]
+        for _, line in self._lines_after(None if not name.startswith(ACCOUNT) else name):
+            line.let_go(wait.agent for wait in gone)
+        return gone
+
+    def _lines_after(self, name: str | None) -> list[tuple[str, Line]]:
+        """The lines of walls that are over, of one credential or of all, each with whose it is."""
+        found = []
+        for (account, scope), line in self._lines.items():
+            if line.places and name in (None, f"{ACCOUNT}{account}"):
+                with suppress(StorageError):
+                    wall, _ = self._wall(account, scope, is_told=True)
+                    if wall is None:
+                        found.append((account, line))
+        return found
 
     def taken(self, account: str, agent: str, model: str, permit: int, gate: Any) -> None:
         """A call was admitted by this gate."""
         for line in self._lines_of(account, model):
-            stood = line.waiting.pop(agent, self) is not self
-            is_first = line.probe is None and not line.proved and agent not in line.passed
-            if stood or is_first:
-                line.probe = _Probe(agent, permit, gate, self._clock.now_ms())
-                line.called_ms = None
-                line.passed.add(agent)
+            line.taken(agent, permit, gate)
 
     def settled(
         self, account: str, agent: str, model: str, permit: int, *, succeeded: bool
     ) -> None:
         """A call is over, and what it stated binds."""
         for line in self._lines_of(account, model):
-            line.proved = line.proved or succeeded
-            if line.probe is not None and line.probe[:2] == (agent, permit):
-                line.probe = None
-                if not succeeded:
-                    line.passed.discard(agent)
-                self._call_next(line)
-            if not line.waiting and line.proved and line.probe is None:
-                line.passed.clear()
+            line.settled(agent, permit, succeeded=succeeded)
 
     def lifted(self, account: str, model: str | None) -> None:
         """The wall of a model, or (None) every wall, was released: call who is first. Of the
         credential `*`, what nobody knows whose it was."""
         for (name, scope), line in self._lines.items():
             if account in (name, EVERY) and model in (None, scope):
-                self._call_next(line)
+                line.call_next()
 
-    def _leave(self, place: tuple[str, str], agent: str) -> None:
-        """Whom another wall holds does not keep up the line of one that has ended."""
-        line = self._lines.get(place)
-        if line is not None and agent in line.waiting:
-            was_first = next(iter(line.waiting)) == agent
-            del line.waiting[agent]
-            if was_first and line.probe is None:
-                self._call_next(line)
-
-    def _lines_of(self, account: str, model: str) -> list[_Line]:
+    def _lines_of(self, account: str, model: str) -> list[Line]:
         """The lines that a call to this model stood in, or would."""
         found = (self._lines.get((account, scope)) for scope in (EVERY, model))
         return [line for line in found if line is not None]
@@ -220,52 +205,6 @@ class Accounts:
             reason = f"{record.reason} (release {ACCOUNT}{account})"[:REASON_CHARS_MAX]
             return Wall(record.deadline_ms, reason), False
         return None, isinstance(record, Wait | WaitReleased)
-
-    def _may_go(self, line: _Line, agent: str, has_ended: bool) -> bool:
-        """Whether a line keeps nobody any more, or this agent's turn has come already."""
-        return agent in line.passed or (not line.waiting and (line.proved or not has_ended))
-
-    def _is_next(self, line: _Line, agent: str) -> bool:
-        """Whether a call may be made behind a wall that has ended."""
-        self._drop_lost(line)
-        self._drop_late(line, agent)
-        return line.probe is None and next(iter(line.waiting), agent) == agent
-
-    def _drop_lost(self, line: _Line) -> None:
-        """A call whose gate has ended is settled by nobody; one that takes long keeps nobody."""
-        probe = line.probe
-        if probe is None:
-            return
-        has_ended = probe.gate is not None and not probe.gate.is_alive()
-        if has_ended or not 0 <= self._clock.now_ms() - probe.since_ms < PROBE_MS:
-            line.probe = None
-            line.passed.discard(probe.agent)
-            self._call_next(line)
-
-    def _drop_late(self, line: _Line, asks: str) -> None:
-        now_ms = self._clock.now_ms()
-        if line.probe is not None or not line.waiting:
-            return
-        first, ref = next(iter(line.waiting.items()))
-        if ref is not None and not ref.is_alive():
-            self._call_next(line)
-        elif line.called_ms is None or now_ms < line.called_ms:
-            line.called_ms = now_ms
-        elif now_ms - line.called_ms >= RECHECK_MS and first != asks:
-            del line.waiting[first]
-            self._call_next(line)
-
-    def _call_next(self, line: _Line) -> None:
-        while line.waiting:
-            agent, ref = next(iter(line.waiting.items()))
-            line.called_ms = self._clock.now_ms()
-            if ref is None:
-                return
-            if ref.is_alive():
-                with suppress(ActorDeadError):
-                    ref.tell_internal(Due(agent))
-                    return
-            del line.waiting[agent]
 
 
 class Account(NamedTuple):

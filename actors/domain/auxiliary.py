@@ -14,7 +14,7 @@ Runs in: the caller's task, on the loop thread.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
@@ -22,12 +22,13 @@ from abeyance.actors.core.clock import Clock
 from abeyance.actors.core.errors import ActorDeadError
 from abeyance.actors.providers.port import ModelReply, ModelRequest, Permit, name_of, permitted
 
-from .accounts import Account
+from .accounts import ASK_AGAIN_MS, Account
 from .bounded_call import bounded_call
 from .call import give_back
 from .errors import AdmissionClosedError, CallDeferredError, InvalidInputError
 from .foreign import failure_beside, failure_of, reply_of
 from .ingress import check_name
+from .limits import EPHEMERAL_SLEEP_MAX_MS
 from .preflight import in_item
 from .protocol import Admit, Settle
 from .statements import statement_of
@@ -39,6 +40,9 @@ from .wait_book import Deferral
 if TYPE_CHECKING:
     from .chosen_model import ChosenModel
     from .turn import TurnSettings
+
+
+IN_LINE_S_MAX: Final = EPHEMERAL_SLEEP_MAX_MS / 1_000
 
 
 class Auxiliary:
@@ -73,7 +77,8 @@ class Auxiliary:
         self._usage = choice.usage
 
     async def call(self, request: ModelRequest) -> ModelReply:
-        """Make one call, or be refused unmade. Retries nothing and waits for no hold.
+        """Make one call, or be refused unmade. Retries nothing and waits for no hold; an item of a
+        run waits, for up to 10 min, for others of the account that go first after its wall.
 
         A checkpoint; waits while a turn's call or another auxiliary one is out. Cancelled: a call
         that is out is abandoned, its permit settled as unknown.
@@ -115,19 +120,11 @@ class Auxiliary:
         return reply
 
     async def _admitted(self, model: str) -> Permit:
-        try:
-            asked = self._gate.ask(Admit(model, "auxiliary", in_item()))
-            try:
-                admission = await asked
-            except BaseException:
-                asked.on_done(lambda: give_back(asked, self._gate))
-                raise
-        except ActorDeadError as error:
-            agent = self._settings.name
-            raise AdmissionClosedError(
-                f"agent {agent!r} has ended; no call was made; call again after the next start",
-                agent=agent,
-            ) from error
+        admission = await self._asked(model)
+        patience = trio.current_time() + IN_LINE_S_MAX
+        while (pause_s := self._line_s(admission)) is not None and trio.current_time() < patience:
+            await trio.sleep(pause_s)
+            admission = await self._asked(model)
         if isinstance(admission, Deferral):
             raise CallDeferredError(
                 agent=admission.agent,
@@ -140,6 +137,31 @@ class Auxiliary:
             )
         permit: Permit = admission
         return permit
+
+    async def _asked(self, model: str) -> Any:
+        try:
+            asked = self._gate.ask(Admit(model, "auxiliary", in_item()))
+            try:
+                return await asked
+            except BaseException:
+                asked.on_done(lambda: give_back(asked, self._gate))
+                raise
+        except ActorDeadError as error:
+            agent = self._settings.name
+            raise AdmissionClosedError(
+                f"agent {agent!r} has ended; no call was made; call again after the next start",
+                agent=agent,
+            ) from error
+
+    def _line_s(self, admission: object) -> float | None:
+        """How long an item of a run waits for others of its account before it asks again; None
+        where it goes on. Its run would wait as a row, which is no less work every few seconds."""
+        if not (isinstance(admission, Deferral) and admission.cause == "account" and in_item()):
+            return None
+        if admission.deadline_ms is None:
+            return None
+        left_ms = admission.deadline_ms - self._clock.now_ms()
+        return max(0, left_ms) / 1_000 if left_ms <= ASK_AGAIN_MS else None
 
     async def _failed(self, permit: Permit, error: BaseException) -> Exception:
         """Settle the permit with what was stated; return what the caller is told."""

@@ -30,7 +30,8 @@ class Requests(tuple[Request, ...]):
 
 # -- to and from the ledger ------------------------------------------------------------------
 
-Reach: TypeAlias = Literal["recorded", "pending", "unbound"]
+Reach: TypeAlias = Literal["recorded", "pending", "in_process", "unbound"]
+"""`in_process`: there is no record of it, and none to make; it holds until this process ends."""
 
 
 class WaitReceipt(NamedTuple):

@@ -87,9 +87,12 @@ class _Waiting:
     def answer(self) -> None:
         receipt = self.receipt
         if isinstance(receipt, ReleaseReceipt):
-            released = zip(receipt.released, self.acts, strict=True)
+            # Behind those that have an act stand those that have none.
+            count = len(self.acts)
+            recorded, others = receipt.released[:count], receipt.released[count:]
+            released = zip(recorded, self.acts, strict=True)
             lifted = tuple(wait._replace(reach=_reach_of(act)) for wait, act in released)
-            self.reply.set(ReleaseReceipt(lifted))
+            self.reply.set(ReleaseReceipt(lifted + others))
         else:
             self.reply.set(receipt._replace(reach=_reach_of(self.acts[0])))
 
@@ -255,29 +258,43 @@ class Ledger(TrioActor):
     def _release(self, release: ReleaseWaits) -> Any:
         agent_name = release.agent
         now, by = self._clock.now_ms(), clean_text(release.by, REQUESTER_CHARS_MAX)
-        if agent_name.startswith(ACCOUNT):
-            return self._release_account(release, now, by)
         model = None if release.model == EVERY else release.model
+        if agent_name.startswith(ACCOUNT):
+            return self._release_account(release, model, now, by)
         stamp = Stamp(by, now, lambda: self._act_id(now))
         acts = acts_of_release(self._store, self._book, agent_name, model, stamp)
         receipt = ReleaseReceipt(
-            tuple(ReleasedWait(act.key[0], act.key[1], "pending") for act in acts)
+            (
+                *(ReleasedWait(act.key[0], act.key[1], "pending") for act in acts),
+                *self._let_go(agent_name, model, by),
+            )
         )
         answer = self._act(release, acts, receipt)
         self._tell_agent(agent_name, WaitLifted(model))
         return answer
 
-    def _release_account(self, release: ReleaseWaits, now: int, by: str) -> Any:
+    def _release_account(self, release: ReleaseWaits, model: str | None, now: int, by: str) -> Any:
         account = release.agent.removeprefix(ACCOUNT)
+        # Of walls that are over already; who waited for one that is in force goes one by one.
+        let_go = self._let_go(release.agent, model, by)
         stamp = Stamp(by, now, lambda: self._act_id(now))
         acts = acts_of_account_release(self._book, release.agent, release.model, stamp)
         receipt = ReleaseReceipt(
-            tuple(ReleasedWait(release.agent, act.key[1], "pending") for act in acts)
+            (*(ReleasedWait(release.agent, act.key[1], "pending") for act in acts), *let_go)
         )
         answer = self._act(release, acts, receipt)
         if self._accounts is not None:
-            self._accounts.lifted(account, None if release.model == EVERY else release.model)
+            self._accounts.lifted(account, model)
         return answer
+
+    def _let_go(self, name: str, model: str | None, by: str) -> list[ReleasedWait]:
+        """Let go who stands in line after a wall of an account: there is no record of a place."""
+        if self._accounts is None:
+            return []
+        gone = self._accounts.let_go(name, model)
+        for wait in gone:
+            self.emit(events.WaitReleased, agent=wait.agent, model=wait.model, by=by)
+        return [ReleasedWait(wait.agent, wait.model, "in_process") for wait in gone]
 
     def _tell_agent(self, name: str, told: WaitBound | WaitLifted) -> None:
         agent = self.kept.agents.get(name)

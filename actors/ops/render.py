@@ -330,6 +330,13 @@ def print_import(console: Console, report: ImportReport) -> None:
     )
 
 
+_REACHES = {
+    "recorded": "recorded",
+    "in_process": "it stands in its account's line no more",
+    "pending": "in force; its record is not in yet (release again to offer it again)",
+}
+
+
 def print_release(
     console: Console, agent: str, report: ReleaseReport, left: tuple[WaitReport, ...] = ()
 ) -> None:
@@ -340,11 +347,7 @@ def print_release(
         line = f"No wait of {agent} was binding in that scope; nothing to release.{binding}"
         console.print(_shown(line))
     for lifted in report.released:
-        reach = (
-            "recorded"
-            if lifted.reach == "recorded"
-            else "in force; its record is not in yet (release again to offer it again)"
-        )
+        reach = _REACHES.get(lifted.reach, _REACHES["pending"])
         console.print(_shown(f"Released {lifted.agent} on {lifted.model}: {reach}."))
 
 

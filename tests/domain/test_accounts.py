@@ -9,9 +9,14 @@ import trio
 from trio.testing import MockClock
 
 from abeyance.actors import AgentSpec
-from abeyance.actors.domain.accounts import Accounts
+from abeyance.actors.domain.accounts import Accounts, Wall
 from abeyance.actors.domain.alert_book import AlertDesk
-from abeyance.actors.domain.errors import CallDeferredError, InvalidNameError, RunExhaustedError
+from abeyance.actors.domain.errors import (
+    CallDeferredError,
+    InvalidNameError,
+    RunExhaustedError,
+    UnknownAgentError,
+)
 from abeyance.actors.domain.protocol import Admit, RecordWait, ReleasedWait, Settle
 from abeyance.actors.domain.wait_book import ACCOUNT, WaitBook
 from abeyance.actors.providers.credentials import fingerprint
@@ -325,7 +330,7 @@ async def test_a_release_of_an_account_ends_its_walls_and_calls_who_is_first(
     world: World, virtual_time: MockClock
 ) -> None:
     async with world.open(account_waits=True) as runtime:
-        ana = await add(world, "ana", fail(429, retry_after=6_000))
+        ana = await add(world, "ana", fail(429, retry_after=6_000), reply("ana"))
         await ana.send("go")
         await ana.wait_idle()
         bo = await add(world, "bo", reply("bo"))
@@ -339,8 +344,9 @@ async def test_a_release_of_an_account_ends_its_walls_and_calls_who_is_first(
         receipt = await runtime.release_provider_wait(wall.agent, wall.model, requester="ops")
         assert receipt.released == (ReleasedWait(wall.agent, "m", "recorded"),)
         assert wall.agent == ACCOUNT + fingerprint("k", runtime._store_id)
-        await bo.wait_idle()
-        assert (await shown(bo))[-1] == "assistant: bo"
+        for agent in (bo, ana):
+            await agent.wait_idle()
+            assert (await shown(agent))[-1] == f"assistant: {agent.name}"
         assert runtime.provider_waits() == ()
     assert b"k" not in wall.agent.encode()[len(ACCOUNT) :]
 
@@ -818,6 +824,20 @@ def test_after_a_restart_the_first_success_ends_the_caution() -> None:
     assert not it.held("d")
 
 
+def test_processes_that_share_a_store_share_the_walls_and_have_a_line_each() -> None:
+    here, there = Lines(), Lines()
+    there.clock = here.clock
+    there.accounts = Accounts(WaitBook(here.store, here.clock), here.clock)
+    here.wall(60)
+    assert here.held("a")
+    assert there.held("b")
+    here.clock.advance(60 * SECOND)
+    here.take("a")
+    there.take("b")
+    assert here.held("c"), "a's call is out"
+    assert there.held("d"), "b's is"
+
+
 def test_an_account_that_never_had_a_wall_is_free() -> None:
     it = Lines()
     for name in "abc":
@@ -941,8 +961,9 @@ async def test_ephemeral_runs_that_slept_a_wall_go_when_the_first_call_has_succe
 
 
 @pytest.mark.behaviour("R-35")
-async def test_an_item_that_meets_the_first_call_after_a_wall_goes_on_by_itself(
-    world: World, virtual_time: MockClock
+@pytest.mark.parametrize("call", ["auxiliary", "ephemeral"])
+async def test_an_item_that_meets_the_first_call_after_a_wall_waits_in_place_and_goes_on_by_itself(
+    world: World, virtual_time: MockClock, call: str
 ) -> None:
     gate = Gate(then=reply("ana"))
     async with world.open(account_waits=True) as runtime:
@@ -950,6 +971,44 @@ async def test_an_item_that_meets_the_first_call_after_a_wall_goes_on_by_itself(
         aux = await bare(world, "aux", reply("asked"))
         await ana.send("go")
         await gate.wait_entered()
+
+        async def asks() -> str:
+            if call == "ephemeral":
+                return await runtime.run_ephemeral(one_off(world, reply("asked")), "go")
+            await aux.auxiliary_call(ask())
+            return "asked"
+
+        async def flow(run: Any, params: object) -> object:
+            return await run.do("ask", asks)
+
+        runtime.add_workflow("flow", flow)
+        await runtime.start_run("one", "flow")
+        await trio.sleep(30)
+        before = runtime.statistics().requests
+        await trio.sleep(500)
+        # Nothing is written while it waits for others: no suspension, no alert, no turn.
+        assert runtime.statistics().requests == before
+        gate.release()
+        await trio.sleep(6)
+        run = runtime.run("one")
+        assert (run.state, run.lives, run.walls) == ("completed", 1, 0)
+        assert not await settled(world)
+
+
+@pytest.mark.behaviour("R-35")
+async def test_an_item_that_waits_for_others_in_vain_waits_as_a_row_after_10_minutes(
+    world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world.open(account_waits=True) as runtime:
+        aux = await bare(world, "aux", reply("asked"))
+        since = trio.current_time()
+        behind = Wall(world.clock.now_ms() + 5 * SECOND, "others go first")
+
+        def behind_others(*args: object, **how: object) -> Wall | None:
+            asked_s = trio.current_time() - since
+            return None if asked_s > 620 else Wall(world.clock.now_ms() + 5 * SECOND, behind.reason)
+
+        monkeypatch.setattr(Accounts, "check", behind_others)
 
         async def asks() -> str:
             await aux.auxiliary_call(ask())
@@ -960,8 +1019,100 @@ async def test_an_item_that_meets_the_first_call_after_a_wall_goes_on_by_itself(
 
         runtime.add_workflow("flow", flow)
         await runtime.start_run("one", "flow")
-        await trio.sleep(30)
+        await trio.sleep(599)
+        assert runtime.run("one").state == "running"
+        await trio.sleep(4)
         assert runtime.run("one").state == "waiting_for_capacity"
+        await trio.sleep(60)
+        run = runtime.run("one")
+        assert (run.state, run.lives) == ("completed", 2)
+
+
+# -- who stands in line, for people ----------------------------------------------------------------
+
+
+async def in_line(world: World) -> tuple[Gate, dict[str, Any], str]:
+    """A wall that is over; bo's call is out, behind it stand cy and ana. And the account's name."""
+    gate = Gate(then=reply("bo"))
+    ana = await add(world, "ana", fail(429, retry_after=600), reply("ana"))
+    await ana.send("go")
+    await ana.wait_idle()
+    agents = {"ana": ana}
+    for name, step in (("bo", gate), ("cy", reply("cy"))):
+        agents[name] = await add(world, name, step)
+        await agents[name].send("go")
+        await agents[name].wait_idle()
+    await gate.wait_entered()
+    await trio.sleep(1)
+    return gate, agents, ACCOUNT + fingerprint("k", world.runtime._store_id)
+
+
+@pytest.mark.behaviour("R-35", "W-119")
+async def test_who_stands_in_the_line_of_a_wall_that_is_over_is_listed_with_the_cause(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open(account_waits=True) as runtime:
+        gate, agents, account = await in_line(world)
+        standing = runtime.provider_waits()
+        assert [(wait.agent, wait.model, wait.deadline_ms) for wait in standing] == [
+            ("cy", "m", None),
+            ("ana", "m", None),
+        ]
+        assert all("waits for the first call of its account" in wait.reason for wait in standing)
+        assert all(f"release {account}" in wait.reason for wait in standing)
+        assert all(wait.set_ms < world.clock.now_ms() for wait in standing)
+        assert runtime.provider_waits(account) == standing
+        assert runtime.provider_waits("cy") == standing[:1]
+        assert runtime.provider_waits("bo") == ()
+        assert runtime.status().waits == standing
         gate.release()
-        await trio.sleep(6)
-        assert runtime.run("one").state == "completed"
+        await until(lambda: calls(world) == [2, 1, 1])
+        for agent in agents.values():
+            await agent.wait_idle()
+        assert runtime.provider_waits() == ()
+
+
+@pytest.mark.behaviour("R-35", "W-117")
+@pytest.mark.parametrize("whose", ["the account", "an agent", "another model", "another account"])
+async def test_a_release_lets_go_who_stands_in_line_and_nobody_else(
+    world: World, virtual_time: MockClock, whose: str
+) -> None:
+    async with world.open(account_waits=True) as runtime:
+        gate, agents, account = await in_line(world)
+        assert calls(world) == [1, 1, 0]
+        match whose:
+            case "the account":
+                receipt = await runtime.release_provider_wait(account, requester="ops")
+                expected = {"ana", "cy"}
+            case "an agent":
+                receipt = await runtime.release_provider_wait("cy", requester="ops")
+                expected = {"cy"}
+            case "another model":
+                receipt = await runtime.release_provider_wait(account, "n", requester="ops")
+                expected = set()
+            case _:
+                with pytest.raises(UnknownAgentError):
+                    await runtime.release_provider_wait(ACCOUNT + "0" * 32, requester="ops")
+                return
+        assert {each.agent for each in receipt.released} == expected
+        assert {(each.model, each.reach) for each in receipt.released} <= {("m", "in_process")}
+        for name in expected:
+            await agents[name].wait_idle()
+            assert (await shown(agents[name]))[-1] == f"assistant: {name}"
+        assert {wait.agent for wait in runtime.provider_waits()} == {"ana", "cy"} - expected
+        gate.release()
+        await until(lambda: calls(world) == [2, 1, 1])
+        for agent in agents.values():
+            await agent.wait_idle()
+            assert (await shown(agent))[-1] == f"assistant: {agent.name}"
+
+
+@pytest.mark.behaviour("R-35")
+def test_a_release_of_a_wall_in_force_lets_nobody_go_past_the_others() -> None:
+    it = Lines()
+    heard = [Heard(), Heard()]
+    for name, ref in zip("ab", heard, strict=True):
+        assert it.accounts.check("k", name, "m", ref) is not None
+    assert it.accounts.standing() == []
+    assert it.accounts.let_go(ACCOUNT + "k", None) == []
+    assert [len(ref.got) for ref in heard] == [0, 0]
