@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +13,8 @@ from abeyance.actors.domain.slot_absent import ABSENT_MARKER, ABSENT_S
 from abeyance.actors.domain.slot_turns import UNKNOWN
 from abeyance.actors.testing import Gate, ScriptedProvider, reply
 
+from ..lives import KILLED, lived
+from .children import sharing
 from .world import Stop, World, shown, until
 
 CUT_OFF = ["in a tool", "in a call", "in an operator's pair"]
@@ -37,15 +35,7 @@ async def add(world: World, name: str, *script: Any, **more: Any) -> Any:
 
 def leave(world: World, where: str) -> None:
     """The directory as a SIGKILL in the middle of ana's turn leaves it."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.domain.children.sharing", str(world.directory), where],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=Path(__file__).parents[2],
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert lived(sharing.live, world.directory, where).status == KILLED
 
 
 def holder(world: World) -> str | None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +32,8 @@ from abeyance.actors.testing import call_tool, reply
 from abeyance.storage.check import check
 from abeyance.storage.tables.blocks import ToolUseBlock
 
+from ..lives import KILLED, lived
+from .children import approving
 from .damage import DAMAGES, damage
 from .world import SCHEMA, Stop, World, shown, texts, tool, until, wait_all_tasks_blocked
 
@@ -640,16 +639,8 @@ def paid(directory: Path) -> int:
 
 
 def live(directory: Path, act: str, point: str) -> tuple[int, list[str]]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.domain.children.approving", str(directory), act, point],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=Path(__file__).parents[2],
-    )
-    assert done.returncode in (0, -signal.SIGKILL), done.stderr
-    return done.returncode, done.stdout.split("\n")[:-1]
+    ended = lived(approving.live, directory, act, point)
+    return ended.status, ended.out.split("\n")[:-1]
 
 
 @pytest.mark.parametrize("act", ["approve", "deny"])
@@ -669,7 +660,7 @@ async def test_a_call_is_decided_and_begun_once_wherever_its_host_is_killed(
 ) -> None:
     directory = world.directory
     code, told = live(directory, act, point)
-    assert code == -signal.SIGKILL or (act == "deny" and point.startswith("tool"))
+    assert code == KILLED or (act == "deny" and point.startswith("tool"))
     done = paid(directory)
     pay = Pay(within_s=None)
 

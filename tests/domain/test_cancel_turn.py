@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -29,6 +26,8 @@ from abeyance.actors.testing import Gate, call_tool, fail, reply, stall
 from abeyance.storage.check import check
 from abeyance.storage.tables.blocks import ToolUseBlock
 
+from ..lives import KILLED, lived
+from .children import cancelling
 from .test_holds import quota
 from .world import Stop, World, shown, texts, tool, until, wait_all_tasks_blocked
 
@@ -614,7 +613,7 @@ async def test_a_turn_that_was_marked_before_a_death_ends_at_the_next_start_with
 ) -> None:
     """A quiesced host takes no turn up: the mark is all that a cancellation can do there."""
     code, _ = live(world.directory, "live", "turn.after_round:1")
-    assert code == -signal.SIGKILL
+    assert code == KILLED
     async with world.open() as runtime:
         await runtime.quiesce("upgrade")
         ana = await world.add([reply("never")], tools=[tool("wait", lambda: "never")])
@@ -633,16 +632,8 @@ async def test_a_turn_that_was_marked_before_a_death_ends_at_the_next_start_with
 
 
 def live(directory: Path, where: str, point: str) -> tuple[int, list[str]]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.domain.children.cancelling", str(directory), where, point],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=Path(__file__).parents[2],
-    )
-    assert done.returncode in (0, -signal.SIGKILL), done.stderr
-    return done.returncode, done.stdout.split("\n")[:-1]
+    ended = lived(cancelling.live, directory, where, point)
+    return ended.status, ended.out.split("\n")[:-1]
 
 
 @pytest.mark.parametrize("nth", range(1, 5))
@@ -654,7 +645,7 @@ async def test_a_cancellation_is_whole_or_not_begun_whenever_its_host_is_killed(
     code, told = live(world.directory, where, f"{point}:{nth}")
     # The mark, what a tool's call came to, and the end; of a held turn its end alone.
     commits = {"live": 2, "tool": 3, "held": 1}[where]
-    assert code == -signal.SIGKILL or nth > commits
+    assert code == KILLED or nth > commits
     assert told == (["cancelled"] if nth > commits else [])
     begun = nth > 1 or point == "writer.after_commit"
     async with world.open() as runtime:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +10,8 @@ from trio.testing import MockClock
 from abeyance.actors.testing import reply
 from abeyance.storage.check import check
 
+from ..lives import KILLED, lived
+from .children import editing
 from .world import World, shown, texts
 
 ACTS = ["changed", "removed", "sent", "put back", "undone"]
@@ -28,16 +27,8 @@ AFTER = [
 
 
 def live(directory: Path, point: str) -> tuple[int, list[str]]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.domain.children.editing", str(directory), point],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=Path(__file__).parents[2],
-    )
-    assert done.returncode in (0, -signal.SIGKILL), done.stderr
-    return done.returncode, done.stdout.split("\n")[:-1]
+    ended = lived(editing.live, directory, point)
+    return ended.status, ended.out.split("\n")[:-1]
 
 
 @pytest.mark.parametrize("nth", range(1, 6))
@@ -46,7 +37,7 @@ async def test_an_edit_is_done_whole_or_not_at_all_whenever_its_host_is_killed(
     world: World, virtual_time: MockClock, point: str, nth: int
 ) -> None:
     code, told = live(world.directory, f"{point}:{nth}")
-    assert code == -signal.SIGKILL
+    assert code == KILLED
     # One commit an act: the n-th died before it, or behind it and before anybody was told.
     assert told == ACTS[: nth - 1]
     stands = nth - 1 if point == "writer.before_commit" else nth

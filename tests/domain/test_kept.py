@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +32,8 @@ from abeyance.storage.check import check
 from abeyance.storage.lmdb_store import LmdbStore
 from abeyance.storage.store import Guard, Put, Request, Value
 
+from ..lives import KILLED, lived
+from .children import kept
 from .children.kept import FAR_MS, Act
 from .world import World, until
 
@@ -600,8 +598,6 @@ async def test_hosts_system_has_its_own_ports_again_when_the_runtime_has_ended(
 
 # -- lives that end by SIGKILL
 
-KILLED = -signal.SIGKILL
-
 
 class Lives:
     """What lives of one state directory ended with, and what is there afterwards."""
@@ -609,18 +605,10 @@ class Lives:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
-    def play(self, *lives: str) -> list[tuple[int, str]]:
-        job = {"directory": str(self.directory), "lives": lives}
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.domain.children.kept"],
-            input=json.dumps(job),
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=True,
-            cwd=Path(__file__).parents[2],
-        )
-        return [(status, text) for status, text in json.loads(done.stdout)]
+    def play(self, *lives: str) -> list[int | str]:
+        """Of each: KILLED, the code of the error that ended it, or nothing."""
+        ended = [lived(kept.live, self.directory, life) for life in lives]
+        return [one.status or one.out.strip() for one in ended]
 
     def rows(self, table: str) -> list[Any]:
         store = LmdbStore.open(self.directory / "state", clock_ms=lambda: 0, read_only=True)
@@ -640,10 +628,7 @@ def lives(tmp_path: Path) -> Lives:
 
 
 def test_message_that_kills_the_process_is_quarantined_after_its_last_life(lives: Lives) -> None:
-    *deaths, last, later = lives.play(*["poison"] * 5)
-    assert [status for status, _ in deaths] == [KILLED] * 3
-    assert last[1].startswith("deliveries_spent")
-    assert later[1].startswith("deliveries_spent")
+    assert lives.play(*["poison"] * 5) == [*[KILLED] * 3, *["deliveries_spent"] * 2]
     assert lives.seen == ["die"] * 3
     assert [(row.reason, row.deliveries) for row in lives.rows("quarantine")] == [
         ("DeliveriesSpentError", 3)
@@ -652,27 +637,25 @@ def test_message_that_kills_the_process_is_quarantined_after_its_last_life(lives
 
 
 def test_crashes_and_deaths_of_a_message_add_up_over_lives(lives: Lives) -> None:
-    statuses = [status for status, _ in lives.play("crash_then_poison", "poison", "poison")]
-    assert statuses == [KILLED, KILLED, 1]
+    played = lives.play("crash_then_poison", "poison", "poison")
+    assert played == [KILLED, KILLED, "deliveries_spent"]
     assert lives.seen == ["crash", "die", "die"]
 
 
 def test_death_of_the_process_with_nothing_in_flight_counts_nothing(lives: Lives) -> None:
-    assert [status for status, _ in lives.play("poison", "work", "work")] == [KILLED] * 3
+    assert lives.play("poison", "work", "work") == [KILLED] * 3
     assert lives.rows("deliveries") == []
-    assert [status for status, _ in lives.play(*["poison"] * 4)] == [*[KILLED] * 3, 1]
+    assert lives.play(*["poison"] * 4) == [*[KILLED] * 3, "deliveries_spent"]
 
 
 def test_accept_that_kills_the_process_is_refused_after_its_last_life(lives: Lives) -> None:
-    *deaths, last = lives.play(*["poison_accept"] * 4)
-    assert [status for status, _ in deaths] == [KILLED] * 3
-    assert last[1].startswith("deliveries_spent")
+    assert lives.play(*["poison_accept"] * 4) == [*[KILLED] * 3, "deliveries_spent"]
     rows = lives.rows("quarantine")
     assert [(row.actor, row.deliveries) for row in rows] == [("slot:ana", 3)]
 
 
 def test_dead_letters_and_quarantine_are_there_once_after_a_kill(lives: Lives) -> None:
-    assert [status for status, _ in lives.play("bury")] == [KILLED]
+    assert lives.play("bury") == [KILLED]
     quarantined = lives.rows("quarantine")
     assert [(row.message, row.body is not None) for row in quarantined] == [
         ("'crash'", True),
@@ -692,7 +675,7 @@ def test_dead_letters_and_quarantine_are_there_once_after_a_kill(lives: Lives) -
 async def test_reminder_due_during_an_outage_comes_once_after_a_kill(
     lives: Lives, world: World, virtual_time: MockClock
 ) -> None:
-    assert [status for status, _ in lives.play("remind_far")] == [KILLED]
+    assert lives.play("remind_far") == [KILLED]
     world.directory = lives.directory / "state"
     world.clock.set(FAR_MS + 1)
     for expected in ([("n", {"does": "work"}, FAR_MS)], []):
@@ -705,8 +688,7 @@ async def test_reminder_due_during_an_outage_comes_once_after_a_kill(
 async def test_reminder_that_kills_the_process_is_quarantined_after_its_last_life(
     lives: Lives, world: World, virtual_time: MockClock
 ) -> None:
-    played = lives.play("remind_poison", *["wait_late"] * 3)
-    assert [status for status, _ in played] == [KILLED] * 4
+    assert lives.play("remind_poison", *["wait_late"] * 3) == [KILLED] * 4
     assert lives.seen[1:] == ["die"] * 3
     world.clock.set(FAR_MS + 2)
     world.directory = lives.directory / "state"

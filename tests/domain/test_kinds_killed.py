@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +10,13 @@ import pytest
 from abeyance.storage.lmdb_store import LmdbStore
 from abeyance.storage.store import Row
 
-from .children.kinds import NOTES, QUEUED
-
-KILLED = -signal.SIGKILL
+from ..lives import KILLED, lived
+from .children import kinds
 
 
 def play(lives: list[tuple[Path, str, str]]) -> list[int]:
-    """The exit statuses of lives, played one after the other in one process of forks."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.domain.children.kinds"],
-        input=json.dumps([(str(directory), life, point) for directory, life, point in lives]),
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
-        cwd=Path(__file__).parents[2],
-    )
-    outcomes = json.loads(done.stdout)
-    assert not [text for status, text in outcomes if status not in (0, KILLED)], outcomes
-    return [status for status, _ in outcomes]
+    """The exit statuses of lives, played one after the other."""
+    return [lived(kinds.live, *life).status for life in lives]
 
 
 class Lives:
@@ -73,9 +57,9 @@ def test_a_fork_that_a_death_cut_off_is_completed_by_the_next_opening(
     (row,) = lives.rows("conversations")
     assert row.state == "open"
     rows = lives.rows("slots", row.agent)
-    assert [entry.origin for entry in rows] == ["ana"] * NOTES + [None] * 2
-    assert rows[NOTES].message == "a1"
-    assert len(lives.rows("bodies")) == NOTES + 2, "no content was copied"
+    assert [entry.origin for entry in rows] == ["ana"] * kinds.NOTES + [None] * 2
+    assert rows[kinds.NOTES].message == "a1"
+    assert len(lives.rows("bodies")) == kinds.NOTES + 2, "no content was copied"
 
 
 @pytest.mark.behaviour("R-28")
@@ -119,12 +103,12 @@ def test_an_import_is_done_once_in_order_whatever_commit_of_it_dies(
     deaths = [(tmp_path / f"{nth}", "take_over_queue", f"{point}:{nth}") for nth in range(3, 8)]
     assert play(deaths) == [KILLED] * 5
     left = {len(Lives(directory).rows("ids")) for directory, _, _ in deaths}
-    assert left == {0, 25, 50, QUEUED}, "each part is whole, and a death was behind each"
+    assert left == {0, 25, 50, kinds.QUEUED}, "each part is whole, and a death was behind each"
     assert play([(directory, "take_over_queue", "") for directory, _, _ in deaths]) == [0] * 5
     for directory, _, _ in deaths:
         lives = Lives(directory)
         names = [row.message for row in lives.rows("slots", "ana")]
-        assert names == [f"q{number}" for number in range(QUEUED)], directory.name
+        assert names == [f"q{number}" for number in range(kinds.QUEUED)], directory.name
         assert not lives.rows("inbox")
 
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +19,8 @@ from abeyance.actors.testing import Gate, ScriptedProvider, call_tool, fail, rep
 from abeyance.storage.check import check
 from abeyance.storage.tables.blocks import TextBlock
 
+from ..lives import KILLED, lived
+from .children import choosing
 from .test_holds import quota
 from .world import Stop, World, shown, until, wait_all_tasks_blocked
 
@@ -319,18 +317,6 @@ async def test_a_gate_changes_its_account_once_no_call_of_the_one_before_is_out(
         assert [request.model for request in other.requests] == ["m2"]
 
 
-def live(directory: Path, point: str) -> tuple[int, str, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.domain.children.choosing", str(directory), point],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=Path(__file__).parents[2],
-    )
-    return done.returncode, done.stdout, done.stderr
-
-
 @pytest.mark.parametrize(
     "point",
     ["writer.before_commit:1", "writer.after_commit:1", "model.after_chosen:1"],
@@ -338,8 +324,8 @@ def live(directory: Path, point: str) -> tuple[int, str, str]:
 async def test_a_choice_is_whole_or_not_made_wherever_its_host_is_killed(
     world: World, virtual_time: MockClock, point: str
 ) -> None:
-    code, told, said = live(world.directory, point)
-    assert (code, told) == (-signal.SIGKILL, ""), said
+    ended = lived(choosing.live, world.directory, point)
+    assert (ended.status, ended.out) == (KILLED, "")
     made = point != "writer.before_commit:1"
     async with world.open() as runtime:
         ana = await world.add([reply("two")])

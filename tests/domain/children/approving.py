@@ -3,10 +3,7 @@ each act that was acknowledged. The tool's effects are in a file beside the stat
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-
-import trio
 
 from abeyance.actors import AgentSpec, NeedsApproval, Tool, open_runtime
 from abeyance.actors.testing import ScriptedProvider, call_tool, reply
@@ -32,7 +29,3 @@ async def live(directory: Path, act: str, point: str) -> None:
         await verb("ana/1/1/0", requester="ops")
         print(act, flush=True)
         await ana.wait_idle()
-
-
-if __name__ == "__main__":
-    trio.run(live, Path(sys.argv[1]), *sys.argv[2:])

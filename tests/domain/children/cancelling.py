@@ -3,7 +3,6 @@ that was acknowledged. Its wait is too short for an alert, which would be a comm
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import trio
@@ -41,7 +40,3 @@ async def live(directory: Path, where: str, point: str) -> None:
         arm(point)
         receipt = await ana.cancel_turn(requester="ops")
         print(receipt.state, flush=True)
-
-
-if __name__ == "__main__":
-    trio.run(live, Path(sys.argv[1]), *sys.argv[2:])

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-
-import trio
 
 from abeyance.actors import AgentSpec, open_runtime
 from abeyance.actors.testing import ScriptedProvider, fail, reply
@@ -21,7 +18,3 @@ async def live(directory: Path, point: str) -> None:
         arm(point)
         await ana.set_model("m2")
         print("chosen", flush=True)
-
-
-if __name__ == "__main__":
-    trio.run(live, Path(sys.argv[1]), sys.argv[2])

@@ -3,10 +3,7 @@ that was acknowledged."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-
-import trio
 
 from abeyance.actors import AgentSpec, open_runtime
 from abeyance.actors.testing import ScriptedProvider, reply
@@ -35,7 +32,3 @@ async def live(directory: Path, point: str) -> None:
         told("put back")
         await ana.undo_edit(changed.edit, requester="ops")
         told("undone")
-
-
-if __name__ == "__main__":
-    trio.run(live, Path(sys.argv[1]), sys.argv[2])

@@ -1,14 +1,9 @@
-"""Plays the lives of one state directory: each in a fork, which may kill itself. JSON in and out.
-
-A job is a directory and a list of lives; a life is a name of a function below.
-"""
+"""Lives of one state directory, which may kill themselves; a life is a function below."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -161,26 +156,9 @@ async def play(directory: Path, life: str) -> None:
         await globals()[life](runtime)
 
 
-def run(directory: Path, life: str) -> list[Any]:
-    """The wait status of a fork that plays a life, and the error it ended with."""
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        status, text = 1, ""
-        try:
-            trio.run(play, directory, life)
-            status = 0
-        except BaseException as error:
-            text = f"{getattr(error, 'code', type(error).__name__)}: {error}"
-        finally:
-            os.write(write, text.encode()[:4_000])
-            os._exit(status)
-    os.close(write)
-    with os.fdopen(read, "rb") as pipe:
-        text = pipe.read().decode()
-    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), text]
-
-
-if __name__ == "__main__":
-    job = json.load(sys.stdin)
-    json.dump([run(Path(job["directory"]), life) for life in job["lives"]], sys.stdout)
+def live(directory: Path, life: str) -> None:
+    """Play a life; say the code of the error that ended it, if one did."""
+    try:
+        trio.run(play, directory, life)
+    except BaseException as error:
+        print(getattr(error, "code", type(error).__name__))

@@ -1,14 +1,9 @@
-"""Lives of agents that end, each in a fork that may die at a crash point. JSON in and out.
-
-A job is a list of (directory, life, crash point or nothing); a life is a function below.
-"""
+"""Lives of agents that end, which may die at a crash point; a life is a function below."""
 
 from __future__ import annotations
 
 import io
 import json
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -152,34 +147,9 @@ async def go_on(runtime: Runtime) -> None:
     await runtime.agent("ana").wait_idle()
 
 
-async def play(directory: Path, life: str) -> None:
+async def live(directory: Path, life: str, point: str) -> None:
+    arm(point or None)
     if life in SMALL:
         lmdb_store.LIMITS = Limits(128, lmdb_store.LIMITS.payload_bytes_max)  # type: ignore[misc]
     async with open_runtime(directory, control=False) as runtime:
         await globals()[life](runtime)
-
-
-def live(directory: Path, life: str, point: str) -> list[Any]:
-    """The wait status of a fork that plays a life, and the error it ended with."""
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        status, text = 1, ""
-        try:
-            arm(point or None)
-            trio.run(play, directory, life)
-            status = 0
-        except BaseException as error:
-            text = f"{getattr(error, 'code', type(error).__name__)}: {error}"
-        finally:
-            os.write(write, text.encode()[:4_000])
-            os._exit(status)
-    os.close(write)
-    with os.fdopen(read, "rb") as pipe:
-        text = pipe.read().decode()
-    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), text]
-
-
-if __name__ == "__main__":
-    job = json.load(sys.stdin)
-    json.dump([live(Path(life[0]), *life[1:]) for life in job], sys.stdout)

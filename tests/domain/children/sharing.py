@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 import trio
@@ -33,7 +32,3 @@ async def live(directory: Path, where: str) -> None:
             await ana.send("go")
         await (gate.wait_entered() if where == "in a call" else stop.entered.wait())
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    trio.run(live, Path(sys.argv[1]), sys.argv[2])
