@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         ProviderHold,
         Retry,
     )
+    from .domain.prices import Price, Prices
     from .domain.protocol import ReleaseReceipt
     from .domain.run_context import RunContext
     from .domain.run_errors import (
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from .domain.slot_inbox import InboxRow
     from .domain.slot_messages import Receipt
     from .domain.spec import AgentSpec
+    from .domain.spent_reading import UsageLine, UsageReport
     from .domain.streaming import (
         StreamDelta,
         StreamItem,
@@ -132,6 +134,8 @@ __all__ = [
     "OutboxStatus",
     "Pacing",
     "PairReceipt",
+    "Price",
+    "Prices",
     "ProviderHold",
     "ProviderWait",
     "QuiesceReceipt",
@@ -174,6 +178,8 @@ __all__ = [
     "UnknownRunError",
     "UnknownScheduleError",
     "UnknownWorkflowError",
+    "UsageLine",
+    "UsageReport",
     "WaitCard",
     "Webhook",
     "__version__",
@@ -237,6 +243,7 @@ _HOMES: Final = {
         "ProviderHold",
         "Retry",
     ),
+    ".domain.prices": ("Price", "Prices"),
     ".domain.protocol": ("ReleaseReceipt",),
     ".domain.run_context": ("RunContext",),
     ".domain.run_errors": (
@@ -261,6 +268,7 @@ _HOMES: Final = {
     ".domain.slot_inbox": ("InboxRow",),
     ".domain.slot_messages": ("Receipt",),
     ".domain.spec": ("AgentSpec",),
+    ".domain.spent_reading": ("UsageLine", "UsageReport"),
     ".domain.streaming": (
         "StreamDelta",
         "StreamItem",

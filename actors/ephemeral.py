@@ -133,6 +133,7 @@ class EphemeralRun:
             runner=runtime._runner,
             clock=runtime.clock,
             usage=runtime._groups.usage_of(settings),
+            spending=runtime._spending.of(self.name),
         )
         streak = Streak()
         while True:
@@ -265,6 +266,7 @@ class EphemeralRun:
         finally:
             for group in reversed(groups):
                 await group.stop()
+            await runtime._spending.end(name)
             runtime._runner.disown(name)
             self.ended.set()
 

@@ -47,6 +47,7 @@ from .domain.slot import Slot
 from .domain.slot_messages import AgentKind
 from .domain.slot_rows import check_agent_rows
 from .domain.slot_view import SlotView
+from .domain.spending import SpendBook
 from .domain.streaming import Stream
 from .domain.tools import ToolRunner
 from .domain.turn import TurnSeams, TurnSettings
@@ -75,6 +76,7 @@ class Groups:
         mode: HostMode,
         over: Callable[[str], object],
         usage: UsageBook,
+        spending: SpendBook,
         stirred: Callable[[], object],
     ) -> None:
         self._system = system
@@ -91,6 +93,7 @@ class Groups:
         self._mode = mode
         self._over = over
         self._usage = usage
+        self._spending = spending
         self._stirred = stirred
         self._homes: dict[str, SlotHome] = {}
         """The slots that run here for agents that were added, by name."""
@@ -241,6 +244,7 @@ class Groups:
         """An agent has ended: its slot ends with it, unless others speak there."""
         member.home.view.streams.remove(member.stream)
         member.stream.end()
+        await self._spending.end(member.settings.name)
         await self._leave(member.home, member.parking)
 
     async def _enter(self, settings: TurnSettings) -> tuple[SlotHome, Parking]:
@@ -296,7 +300,7 @@ class Groups:
         name, slot, agent_view = settings.name, home.group.refs["slot"], AgentView()
         account, usage = self._account(settings), self.usage_of(settings)
         choice = ChosenModel(settings, account, usage)
-        stream = Stream()
+        stream, spender = Stream(), self._spending.of(name)
         post = None
         if settings.context is not None:
             post = ContextPost(settings.context, self._store, home.name, name, self._desk)
@@ -314,6 +318,7 @@ class Groups:
                 stream=stream,
                 over=self._over,
                 usage=usage,
+                spending=spender,
             )
             return (settings, seams, self._alarm, self._ledger, agent_view, self._mode, choice)
 
@@ -337,7 +342,7 @@ class Groups:
             parent=self._root,
         )
         auxiliary = Auxiliary(
-            settings, group.refs["gate"], self._ledger, self._clock, account, usage
+            settings, group.refs["gate"], self._ledger, self._clock, account, usage, spender
         )
         choice.tell(auxiliary.use)
         keeper = None
@@ -376,7 +381,8 @@ class Groups:
         name, strategy, gate = settings.name, settings.context, group.refs["gate"]
         assert strategy is not None
         account, usage = choice.account, choice.usage
-        auxiliary = Auxiliary(settings, gate, self._ledger, self._clock, account, usage)
+        spender = self._spending.of(name)
+        auxiliary = Auxiliary(settings, gate, self._ledger, self._clock, account, usage, spender)
         choice.tell(auxiliary.use)
         seams = ContextSeams(
             agent=name,

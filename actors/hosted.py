@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, Self, overload
 
@@ -27,10 +28,12 @@ from .domain.errors import RuntimeClosedError
 from .domain.imports import Source
 from .domain.ingress import Content
 from .domain.mode import WITHIN_S
+from .domain.prices import Prices
 from .domain.protocol import ReleaseReceipt
 from .domain.requesters import Admin
 from .domain.slot_inbox import InboxRow
 from .domain.spec import AgentSpec
+from .domain.spent_reading import By, UsageReport
 from .domain.wait_book import ProviderWait
 from .hosted_agents import HostedAgent, HostedConversation, refuse_on_loop
 from .hosted_approvals import HostedApprovalVerbs
@@ -59,6 +62,7 @@ class HostedRuntime(HostedRunVerbs, HostedScheduleVerbs, HostedApprovalVerbs, Ho
         trace: Whether messages carry the OpenTelemetry context, as for `open_runtime`.
         account_waits: As for `open_runtime`.
         admin: The host's gate for operators' acts, as for `open_runtime`; it runs on the loop.
+        prices: As for `open_runtime`.
     """
 
     def __init__(
@@ -74,8 +78,10 @@ class HostedRuntime(HostedRunVerbs, HostedScheduleVerbs, HostedApprovalVerbs, Ho
         trace: bool = False,
         account_waits: bool = False,
         admin: Admin | None = None,
+        prices: Prices | None = None,
     ) -> None:
         self._trace = trace
+        self._prices = prices
         self._admin = admin
         self._webhook = webhook
         self._alert_sinks = tuple(alert_sinks)
@@ -177,6 +183,7 @@ class HostedRuntime(HostedRunVerbs, HostedScheduleVerbs, HostedApprovalVerbs, Ho
                 alert_sinks=self._alert_sinks,
                 account_waits=self._account_waits,
                 admin=self._admin,
+                prices=self._prices,
             ) as runtime:
                 self._opened.set(runtime)
                 await self._stop.wait()
@@ -253,6 +260,20 @@ class HostedRuntime(HostedRunVerbs, HostedScheduleVerbs, HostedApprovalVerbs, Ho
     def unpark(self, group: str, *, requester: str = "host", block: bool = True) -> Any:
         """Start a parked group of the runtime's own again. As `Runtime.unpark`."""
         return self._call(lambda runtime: runtime.unpark(group, requester=requester), block)
+
+    def usage(
+        self,
+        agent: str | None = None,
+        since: int | datetime | None = None,
+        *,
+        by: By = "model",
+        zone: str = "UTC",
+    ) -> UsageReport:
+        """What agents used. As `Runtime.usage`."""
+        found: UsageReport = self._call(
+            lambda runtime: runtime.usage(agent, since, by=by, zone=zone), True
+        )
+        return found
 
     def provider_waits(self, agent: str | None = None) -> tuple[ProviderWait, ...]:
         """The waits in force. As `Runtime.provider_waits`."""

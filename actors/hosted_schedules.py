@@ -77,6 +77,6 @@ class HostedScheduleVerbs(HostedCalls):
         """What became of a schedule's occurrences. As `Runtime.occurrences`."""
         return self._read(lambda runtime: runtime.occurrences(name, before=before, limit=limit))
 
-    def usage(self, provider: object) -> UsageReading | None:
-        """The newest usage reading of an account. As `Runtime.usage`."""
-        return self._read(lambda runtime: runtime.usage(provider))
+    def account_usage(self, provider: object) -> UsageReading | None:
+        """The newest usage reading of an account. As `Runtime.account_usage`."""
+        return self._read(lambda runtime: runtime.account_usage(provider))

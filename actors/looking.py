@@ -11,6 +11,7 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Collection
+from datetime import datetime
 from typing import TYPE_CHECKING, cast
 
 from .core.hub import CAPACITY, Subscription
@@ -21,6 +22,7 @@ from .domain.alert_book import (
     read_alerts,
 )
 from .domain.slot_inbox import InboxRow, check_listing, read_inbox
+from .domain.spent_reading import Asked, By, UsageReport, read_report
 from .members import Member
 from .providers.credentials import credential_of
 from .providers.windows import UsageReading
@@ -149,7 +151,35 @@ class LookVerbs:
         check_after(after, limit)
         return tuple(read_alerts(runtime._store, after=after, limit=limit))
 
-    def usage(self, provider: object) -> UsageReading | None:
+    async def usage(
+        self,
+        agent: str | None = None,
+        since: int | datetime | None = None,
+        *,
+        by: By = "model",
+        zone: str = "UTC",
+    ) -> UsageReport:
+        """What agents used: tokens, and what they cost where the host gave a price.
+
+        A checkpoint a slice of rows. Reads rows; asks no actor. Calls of every process count, once
+        their round is recorded.
+
+        Args:
+            agent: Whose, also of one that has ended; the name of a specification is all ephemeral
+                runs of it. None: everyone's.
+            since: An aware datetime or epoch milliseconds; from the quarter of an hour it is in.
+                None: from the beginning.
+            by: What a line is: an `agent` and purpose, a provider's `model`, or a `day`.
+            zone: Whose days they are, by its name in the time zone database.
+        Raises:
+            InvalidInputError, InvalidNameError: Names the argument.
+            RuntimeClosedError: The runtime has ended.
+        """
+        runtime = cast("Runtime", self)
+        runtime._check_open()
+        return await read_report(runtime._store, Asked(agent, since, by, zone))
+
+    def account_usage(self, provider: object) -> UsageReading | None:
         """The newest usage reading of the account that a provider calls with, from whatever call of
         whatever process brought it; None where none is known. Not a checkpoint.
 

@@ -26,6 +26,7 @@ from .core.ports import FaultHooks
 from .domain.alert_book import AlertSink, Webhook
 from .domain.asks import ASKS
 from .domain.errors import InvalidSpecError
+from .domain.prices import Prices, check_prices
 from .domain.requesters import Admin
 from .ops.control import serve_control
 from .ops.failures_log import FailuresLog
@@ -52,6 +53,7 @@ async def open_runtime(
     trace: bool = False,
     account_waits: bool = False,
     admin: Admin | None = None,
+    prices: Prices | None = None,
 ) -> AsyncIterator[Runtime]:
     """Open a runtime on a state directory; it is created, mode 0700, where it is not there.
 
@@ -77,9 +79,11 @@ async def open_runtime(
         admin: The host's gate for an operator's acts (releases, rewinds) that come through this
             API: a function of an `OperatorAct`; only True lets it pass. By default every caller
             may. The control socket has its own gate: its mode of 0600.
+        prices: What calls cost (docs/usage.md). None: their tokens are kept, and no cost.
     Raises:
         InvalidSpecError: The directory's name is empty; the system's asks have a deadline, or it
-            has other faults; the webhook, a sink or the gate is malformed. Nothing was opened.
+            has other faults; the webhook, a sink, the gate or a price is malformed. Nothing was
+            opened.
         StorageError: The directory is not a store that can be opened here; each kind says why and
             what to do. Nothing was changed.
         StoreLostError: The writer died for good while the runtime was open; raised at the end.
@@ -97,6 +101,7 @@ async def open_runtime(
         raise InvalidSpecError("directory", "must name a directory; it is empty")
     if admin is not None and not callable(admin):
         raise InvalidSpecError("admin", "must be a function of an OperatorAct, or None")
+    read_prices = check_prices(prices)
     wall = clock if clock is not None else SystemClock()
     # Absolute, so that a later chdir moves nothing and a status says where it is.
     sinks = _sinks(webhook, alert_sinks)
@@ -117,6 +122,7 @@ async def open_runtime(
                 (FailuresLog(path), *sinks),
                 account_waits,
                 admin,
+                read_prices,
             )
             try:
                 runtime._counts.take_over(ownership.is_alive)

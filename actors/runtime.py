@@ -50,9 +50,11 @@ from .domain.mode import (
     read_reason,
     read_window,
 )
+from .domain.prices import Prices
 from .domain.requesters import Admin, Door, OperatorAct, check_permitted, read_requester
 from .domain.rings import WaitRings
 from .domain.spec import AgentSpec, check_spec
+from .domain.spending import SpendBook
 from .domain.tools import ToolRunner
 from .domain.usage_book import UsageBook
 from .domain.wait_book import WaitBook
@@ -93,6 +95,7 @@ class Runtime(LookVerbs, WaitVerbs, ArchiveVerbs, ScheduleVerbs, ApprovalVerbs, 
         sinks: Sequence[AlertSink] = (),
         account_waits: bool = False,
         admin: Admin | None = None,
+        prices: Prices | None = None,
     ) -> None:
         self.directory = directory
         self.clock = clock
@@ -112,6 +115,7 @@ class Runtime(LookVerbs, WaitVerbs, ArchiveVerbs, ScheduleVerbs, ApprovalVerbs, 
         self._desk = AlertDesk(store.nonce)
         self._waits.episodes.watcher = self._desk
         self._usage = UsageBook(store, clock)
+        self._spending = SpendBook(store, clock, prices)
         self._archive = ArchiveBook(store, system)
         self._counts = DurableCounts(store, clock, self._archive.forget_delivery)
         self._mode = HostMode(store)

@@ -108,6 +108,7 @@ async def start(runtime: Runtime, bodies: trio.Nursery) -> None:
     runtime._root = root
     runtime._journal = root.refs["journal"]
     runtime._usage.attach(runtime._journal)
+    runtime._spending.attach(runtime._journal)
     runtime._ledger = root.refs["ledger"]
     runtime._alarm = root.refs["alarm"]
     news = News()
@@ -166,6 +167,7 @@ async def start(runtime: Runtime, bodies: trio.Nursery) -> None:
         runtime._mode,
         runtime._run_agents.turn_over,
         runtime._usage,
+        runtime._spending,
         runtime._outboxes.stir,
     )
     runtime._quiescence = Quiescence(runtime, runtime._mode)

@@ -282,6 +282,7 @@ class Agent(TrioActor):
             carries_injections=settings.provider.carries_injections,
             at_ms=self._seams.clock.now_ms(),
             context=None if self._chosen is None else self._chosen.last,
+            seen=None if self._seams.spending is None else self._seams.spending.turn,
         )
         self.ask(self._seams.slot, start, tag=self._started)
 

@@ -31,10 +31,11 @@ from .ingress import check_name
 from .limits import EPHEMERAL_SLEEP_MAX_MS
 from .preflight import in_item
 from .protocol import Admit, Settle
+from .spending import Spender
 from .statements import statement_of
 from .streaming import unshown
 from .usage_book import AccountUsage
-from .verdict import Streak, Verdict, judge
+from .verdict import Streak, Verdict, judge, used_nothing
 from .wait_book import Deferral
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Auxiliary:
         clock: Clock,
         account: Account | None = None,
         usage: AccountUsage | None = None,
+        spending: Spender | None = None,
     ) -> None:
         self._settings = settings
         self._gate = gate
@@ -63,6 +65,7 @@ class Auxiliary:
         self._clock = clock
         self._account = account
         self._usage = usage
+        self._spending = spending
         self._streak = Streak()
         self._failures = 0
 
@@ -82,7 +85,7 @@ class Auxiliary:
 
         A checkpoint; waits while a turn's call or another auxiliary one is out. Cancelled: a call
         that is out is abandoned, its permit settled as unknown.
-        Durable: what it stated, when this raises.
+        Durable: what it used, on return; what it stated, when this raises.
 
         Raises:
             InvalidInputError: Names the field; no call was made.
@@ -108,16 +111,30 @@ class Auxiliary:
             try:
                 failure = failure_of(error)
             except BaseException:
+                self._spent(permit, provider, "cut_off")
                 beside = failure_beside(error)
                 unknown = Settle(permit, "unknown")
                 # What it may have stated beside a cancellation is recorded all the same.
                 self._settle(unknown if beside is None else self._settlement(permit, beside)[0])
+                await self._store_spent()
                 raise
-            raise await self._failed(permit, failure) from error
+            raise await self._failed(permit, failure, provider) from error
         _take_usage(usage, permit)
+        self._spent(permit, provider, "replied", usage=reply.usage)
         self._settle(Settle(permit, "succeeded"))
         self._streak.clear()
+        await self._store_spent()
         return reply
+
+    def _spent(self, permit: Permit, provider: object, outcome: Any, **told: Any) -> None:
+        if self._spending is not None:
+            self._spending.note(permit, provider, permit.model, outcome, **told)
+
+    async def _store_spent(self) -> None:
+        """Have what it used stored before its caller goes on, also one that was cancelled."""
+        if self._spending is not None:
+            with trio.CancelScope(shield=True):
+                await self._spending.store_owed()
 
     async def _admitted(self, model: str) -> Permit:
         admission = await self._asked(model)
@@ -163,10 +180,11 @@ class Auxiliary:
         left_ms = admission.deadline_ms - self._clock.now_ms()
         return max(0, left_ms) / 1_000 if left_ms <= ASK_AGAIN_MS else None
 
-    async def _failed(self, permit: Permit, error: BaseException) -> Exception:
+    async def _failed(self, permit: Permit, error: BaseException, provider: object) -> Exception:
         """Settle the permit with what was stated; return what the caller is told."""
         self._failures += 1
         settlement, verdict = self._settlement(permit, error)
+        self._spent(permit, provider, "failed", refused=used_nothing(verdict))
         self._streak.failed += 1
         # Shielded: what was stated is on its way, and the caller learns of it behind the record.
         with trio.CancelScope(shield=True):
@@ -174,6 +192,7 @@ class Auxiliary:
                 await self._gate.ask(settlement)
             except ActorDeadError:
                 await self._record(settlement)
+        await self._store_spent()
         return verdict.failure.error
 
     def _settlement(self, permit: Permit, error: BaseException) -> tuple[Settle, Verdict]:

@@ -28,7 +28,7 @@ from .policy import GiveUp
 from .preflight import in_item
 from .protocol import Admit, BeginPause, Settle
 from .streaming import Showing
-from .verdict import Streak, Verdict, decide, judge, policy_pause
+from .verdict import Streak, Verdict, decide, judge, policy_pause, used_nothing
 from .wait_book import Deferral
 
 if TYPE_CHECKING:
@@ -63,8 +63,10 @@ class Calls:
         streak: Streak,
         failures: int,
         showing: Showing,
+        turn: int,
     ) -> None:
         self.failures = failures
+        self._turn = turn
         self.sent = False
         """Whether the request of the round in progress may have reached the wire."""
         self.awaits_release = False
@@ -124,25 +126,44 @@ class Calls:
                 failure = failure_of(error)
             except BaseException:
                 self.sent = self.sent or permit.used
+                self._spent(permit, number, "cut_off")
                 gate.tell(self._cut_off(permit, error))
                 raise
         else:
             self._take_usage(permit, joins=True)
+            self._spent(permit, number, "replied", usage=reply.usage)
             gate.tell(Settle(permit, "succeeded"))
             self._streak.clear()
             return reply
-        return await self._failed(permit, failure)
+        return await self._failed(permit, failure, number)
+
+    def _spent(self, permit: Permit, number: int, outcome: Any, **told: Any) -> None:
+        """Note what a call used: its rows join the next commit of the turn."""
+        settings, spending = self._settings, self._seams.spending
+        if spending is not None:
+            spending.note(
+                permit,
+                settings.provider,
+                permit.model,
+                outcome,
+                turn=self._turn,
+                round_=number,
+                **told,
+            )
 
     def _take_usage(self, permit: Permit, *, joins: bool = False) -> None:
         """Ahead of the settlement, and of the round: whatever is admitted next may ask for it."""
         if self._seams.usage is not None:
             self._seams.usage.take(permit, joins=joins)
 
-    async def _failed(self, permit: Permit, error: BaseException) -> Deferral | Failed | Verdict:
+    async def _failed(
+        self, permit: Permit, error: BaseException, number: int
+    ) -> Deferral | Failed | Verdict:
         """Settle the permit with what was stated; return where a policy is to decide."""
         self.failures += 1
         settings = self._settings
         verdict = self._judge(permit, error)
+        self._spent(permit, number, "failed", refused=used_nothing(verdict))
         # One of the calls before this one may have been: it carried the same.
         self.sent = self.sent or verdict.failure.error.sent
         # Cancelled here, the settlement is in the gate's mailbox all the same.

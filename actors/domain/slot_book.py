@@ -482,7 +482,8 @@ class SlotBook:
             draft.put_counted("leases", key, self._lease, lease)
         if draft.moved:
             rows, limits = functools.partial(draft.rows, self.slot), self.store.limits
-            return LongRequest(chain, limits, guards, rows, tuple(draft.appends))
+            every = (*guards, *draft.guards)
+            return LongRequest(chain, limits, every, rows, tuple(draft.appends))
         return Request(
             guards=(*guards, *draft.guards) if draft.guards else guards,
             puts=tuple(draft.puts.values()),

@@ -11,6 +11,9 @@ from abeyance.storage.tables.blocks import Block, ToolResultBlock, ToolUseBlock
 from abeyance.storage.tables.slots import Entry, Held, Inboxed, Wake
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .spent_rows import SpentCall
     from .usage_book import AccountUsage
 
 
@@ -133,6 +136,9 @@ class StartTurn(NamedTuple):
     at_ms: int
     context: int | None = None
     """Up to which place a summary is to stand in the requests of a fresh compile."""
+    seen: int | None = None
+    """The turn whose calls this process has seen: of any other's that is taken up, one may have
+    been made of which nobody knows."""
 
 
 class WithdrawStart(NamedTuple):
@@ -184,6 +190,8 @@ class RecordRound(NamedTuple):
     """Calls of the turn that failed so far."""
     usage: AccountUsage | None = None
     """Where a reading is that came with the reply, and goes into its commit."""
+    spent: Sequence[SpentCall] = ()
+    """What its calls used, and is not stored yet."""
 
 
 class Places(NamedTuple):
@@ -235,6 +243,8 @@ class HoldTurn(NamedTuple):
     failures: int
     sent: bool | None
     """Whether the request that led here reached the wire; None where nobody can tell."""
+    spent: Sequence[SpentCall] = ()
+    """As of `RecordRound`."""
 
 
 class CheckRewind(NamedTuple):
@@ -335,6 +345,8 @@ class EndTurn(NamedTuple):
     """Rewind the slot in the same commit, before the inbox lands. Answers its receipt."""
     failure: str | None = None
     """The code of the error that ended it."""
+    spent: Sequence[SpentCall] = ()
+    """As of `RecordRound`."""
 
 
 class StartPair(NamedTuple):

@@ -46,6 +46,7 @@ from .slot_messages import (
 )
 from .slot_rewind import check_rewind, leaves_answerable, mark
 from .slot_rows import read_last
+from .spent_rows import join_spent, join_unknown
 
 UNKNOWN: Final = "The outcome of this call is unknown: the turn ended before it was told."
 
@@ -103,6 +104,8 @@ def _take_up_live(book: SlotBook, start: StartTurn, chain: Chain) -> Plan:
     """The lease is this agent's own: its turn's task died. Nothing is drained mid-turn."""
     agent, row, draft = start.agent, book.turns[start.agent], Draft()
     # Of what its task was doing nothing is known but what it recorded: the call may have been made.
+    if row.record.held is None and start.seen != book.lease.turn:
+        join_unknown(draft, book.store, book.carried, row.record, start.at_ms)
     book.sent(draft, None)
     viewed, unreadable = in_view(book, row.record, start)
     turn = replace(
@@ -208,6 +211,7 @@ def plan_round(book: SlotBook, round_: RecordRound, chain: Chain) -> Plan:
         channel=reply_channel(turn.record),
     )
     _join_usage(draft, round_)
+    join_spent(draft, book.store, round_.spent)
     failures = max(turn.record.failures, round_.failures)
     recorded = replace(turn.record, round=round_.round, failures=failures)
     if round_.final:
@@ -225,7 +229,7 @@ def _join_usage(draft: Draft, round_: RecordRound) -> None:
     written = None if round_.usage is None else round_.usage.join(round_.message)
     if written is not None:
         guard, put = written
-        draft.guards = (guard,)
+        draft.guards = (*draft.guards, guard)
         draft.puts[put.table, put.key] = put
 
 
@@ -270,6 +274,7 @@ def plan_hold(book: SlotBook, hold: HoldTurn, chain: Chain) -> Plan:
     if book.lease.gap is not None and not waits_on:
         raise _out_of_turn(hold, f"the tool gap of round {book.lease.gap} is open")
     draft = Draft()
+    join_spent(draft, book.store, hold.spent)
     book.sent(draft, hold.sent)
     record = replace(turn.record, state="held", held=hold.held, failures=hold.failures)
     draft.put_counted("turns", (hold.agent, hold.turn), turn, record)
@@ -288,6 +293,9 @@ def plan_end(book: SlotBook, end: EndTurn, chain: Chain) -> Plan:
     if end.marker:
         marker = book.encode_content((TextBlock(text=end.marker),))
     draft = Draft()
+    join_spent(draft, book.store, end.spent)
+    if end.sent is None and turn.record.held is None:
+        join_unknown(draft, book.store, book.carried, turn.record, end.at_ms)
     book.sent(draft, end.sent)
     if results is not None:
         message = f"results-{end.turn}-{end.token}"

@@ -20,9 +20,9 @@ from cronsim import CronSim
 
 from abeyance.storage.tables.schedules import CRON_CHARS_MAX, EVERY_MS_MAX, EVERY_MS_MIN, Schedule
 
+from .periods import zone_problem
 from .schedule_errors import InvalidScheduleError
 
-ZONE_CHARS_MAX: Final = 64
 _FIELDS: Final = 5
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_MS: Final = 250_000_000_000_000
@@ -149,11 +149,6 @@ def check_seconds(value: object, field: str, least_ms: int = EVERY_MS_MIN) -> in
 def _check_zone(zone: object) -> None:
     if zone is None:
         return
-    if not isinstance(zone, str) or not 1 <= len(zone) <= ZONE_CHARS_MAX:
-        raise InvalidScheduleError("zone", f"must be text of 1 to {ZONE_CHARS_MAX} characters")
-    try:
-        ZoneInfo(zone)
-    except Exception:  # noqa: BLE001 - a folder of the database, a path: each raises its own.
-        raise InvalidScheduleError(
-            "zone", "is no name of the time zone database, such as Europe/Vienna"
-        ) from None
+    problem = zone_problem(zone)
+    if problem is not None:
+        raise InvalidScheduleError("zone", problem)

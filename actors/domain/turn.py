@@ -49,6 +49,7 @@ from .slot_messages import (
     TurnStart,
 )
 from .slot_rows import read_content, read_placed, read_rows
+from .spending import Spender
 from .streaming import Showing, Stream
 from .tool_round import ToolRound
 from .tools import CallKey, Tool, ToolRunner
@@ -61,6 +62,7 @@ ATTEMPTS_MAX: Final = 3
 """Lives of one turn's task; past it the turn fails with a marker instead of crashing for ever."""
 MARKER_CHARS_MAX: Final = 500
 NOTHING_MARKER: Final = "a rewind took out what this turn was to answer; it made no call"
+_TAKE_SPENT: Final = (RecordRound, HoldTurn, EndTurn)
 ROWS_A_SLICE: Final = 64
 """Rows read before the loop gets a turn."""
 
@@ -107,6 +109,7 @@ class TurnSeams:
     over: Callable[[str], object] | None = None
     """Called with the agent's name when a turn of its has ended. Neither blocks nor raises."""
     usage: AccountUsage | None = None
+    spending: Spender | None = None
 
 
 class TurnEnded(NamedTuple):
@@ -145,7 +148,7 @@ class TurnTask:
         self.start = start
         self.round = start.round
         self._showing = Showing(seams.stream, start.turn, start.token, again=start.attempts > 1)
-        self.calls = Calls(settings, seams, streak, start.failures, self._showing)
+        self.calls = Calls(settings, seams, streak, start.failures, self._showing, start.turn)
         self._settings = settings
         self._seams = seams
         self._chosen = chosen
@@ -156,6 +159,8 @@ class TurnTask:
 
     async def run(self) -> TurnOutcome:
         """Run to the turn's end, or to a hold. Cancelled: the turn's row stands as it is."""
+        if self._seams.spending is not None:
+            self._seams.spending.began(self.start.turn)
         if self.start.cancelled_by is not None:
             # Whoever cut this task off ends the turn, in its own way.
             await trio.lowlevel.checkpoint()
@@ -377,9 +382,17 @@ class TurnTask:
 
     async def _ask(self, kind: Callable[..., Any], **fields: Any) -> Any:
         """Ask the slot for a commit, again while it is surely not stored."""
-        start, slot = self.start, self._seams.slot
+        start, slot, spending = self.start, self._seams.slot, self._seams.spending
+        spent = spending.owed() if spending is not None and kind in _TAKE_SPENT else ()
+        if spent:
+            fields["spent"] = spent
         message = kind(agent=start.agent, turn=start.turn, token=start.token, **fields)
-        return await until_stored(lambda: slot.ask(message))
+        answer = await until_stored(lambda: slot.ask(message))
+        if spending is not None and spent:
+            spending.stored(spent)
+            if spending.owed():
+                await spending.store_owed()
+        return answer
 
     def _now(self) -> int:
         return self._seams.clock.now_ms()

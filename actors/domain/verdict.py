@@ -125,6 +125,12 @@ def judge(
     )
 
 
+def used_nothing(verdict: Verdict) -> bool:
+    """Whether a failed call surely used no tokens: it did not leave, or a status refused it."""
+    error = verdict.failure.error
+    return not error.sent or (isinstance(error.status, int) and error.status >= 400)
+
+
 def decide(policy: ErrorPolicy | None, failure: CallFailure, streak: Streak) -> Decision:
     """Ask the host's policy; where it fails, the default one."""
     if policy is not None:

@@ -18,6 +18,7 @@ from .port import (
     StopReason,
     ToolSchema,
     Usage,
+    note_tokens,
 )
 from .reader import read_stated_wait
 from .sessions import NativeSession, SessionLostError, SessionProvider
@@ -61,6 +62,7 @@ __all__ = [
     "check_provider",
     "deadline_ms",
     "exhaustion_of",
+    "note_tokens",
     "read_stated_wait",
     "read_usage",
     "render_instant",

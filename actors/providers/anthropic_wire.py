@@ -27,6 +27,7 @@ from .port import (
     ReplyDelta,
     StopReason,
     Usage,
+    note_tokens,
 )
 from .reasoning import signature_for
 from .sse import ServerSentEvent
@@ -203,6 +204,7 @@ class ReplyAssembly:
             value = usage.get(name) if isinstance(usage, dict) else None
             if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
                 self._usage[field] = value
+        note_tokens(Usage(**self._usage))
 
 
 def _closed(block: dict[str, Any], pieces: Pieces) -> Block | None:

@@ -33,6 +33,7 @@ from .port import (
     ReplyDelta,
     StopReason,
     Usage,
+    note_tokens,
 )
 from .sse import ServerSentEvent
 from .wire import (
@@ -169,6 +170,7 @@ class ChatAssembly:
             raise stated_error(data)
         if data.get("usage"):
             self._usage = usage_of(data["usage"])
+            note_tokens(self._usage)
         choices = data.get("choices")
         for choice in choices if isinstance(choices, list) else ():
             if isinstance(choice, dict) and choice.get("index", 0) == 0:

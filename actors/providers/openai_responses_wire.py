@@ -32,6 +32,7 @@ from .port import (
     ReplyDelta,
     StopReason,
     Usage,
+    note_tokens,
 )
 from .reasoning import signature_for, signed
 from .sse import ServerSentEvent
@@ -144,11 +145,13 @@ class ResponsesAssembly:
             case "error":
                 raise _stated(data)
             case "response.failed":
+                self._note(object_at(data, "response"))
                 raise _failed(object_at(data, "response"))
             case "response.output_item.done":
                 self._items[integer_at(data, "output_index")] = object_at(data, "item")
             case "response.completed" | "response.incomplete":
                 self._response = object_at(data, "response")
+                self._note(self._response)
                 self.complete = True
             case str(kind) if kind in _DELTAS:
                 piece = text_at(data, "delta")
@@ -176,6 +179,10 @@ class ResponsesAssembly:
             blocks += found
         usage = _usage(self._response.get("usage"))
         return ModelReply(kept(blocks or [TextBlock(text="")]), stop, usage)
+
+    def _note(self, response: dict[str, Any]) -> None:
+        if response.get("usage"):
+            note_tokens(_usage(response["usage"]))
 
 
 def _blocks(item: dict[str, Any]) -> Iterator[Block]:

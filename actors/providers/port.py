@@ -199,7 +199,7 @@ class PermitError(AbeyanceError):
 class Permit:
     """Admission for exactly one provider call, made by an agent's gate."""
 
-    __slots__ = ("agent", "id", "model", "purpose", "reading", "used")
+    __slots__ = ("agent", "id", "model", "purpose", "reading", "tokens", "used")
 
     def __init__(self, id: int, agent: str, model: str, purpose: str) -> None:  # noqa: A002
         self.id = id
@@ -209,6 +209,8 @@ class Permit:
         self.used = False
         self.reading: UsageReading | None = None
         """What the call's response told of the account's usage windows, if it did."""
+        self.tokens: Usage | None = None
+        """What the call's response told of the tokens it used, so far."""
 
 
 _permit: ContextVar[Permit | None] = ContextVar("abeyance_permit", default=None)
@@ -259,3 +261,15 @@ def note_usage(reading: UsageReading | None) -> None:
     permit = _permit.get()
     if permit is not None and reading is not None:
         permit.reading = reading
+
+
+def note_tokens(usage: Usage) -> None:
+    """Keep what a response has told so far of the tokens that its call used.
+
+    For adapters, whenever a stream tells: where the call fails or is cut off behind that, this is
+    all that is known of it. Of a whole reply its own `usage` counts. Not a checkpoint; raises
+    nothing; without a permit nothing happens.
+    """
+    permit = _permit.get()
+    if permit is not None:
+        permit.tokens = usage

@@ -215,6 +215,11 @@ class WireConformance(ProviderConformance):
             counted = (await served.call()).usage
         assert (counted.cache_read_tokens, counted.cache_write_tokens) == (11, 7)
 
+    async def test_tokens_are_told_as_they_come(self) -> None:
+        async with self.serving(Answer(text="ok")) as served:
+            counted = (await served.call()).usage
+            assert served.permits[-1].tokens == counted
+
     async def test_reasoning_keeps_its_signature(self) -> None:
         async with self.serving(Answer(text="ok", thinking="let me think")) as served:
             answer = await served.call()

@@ -29,7 +29,7 @@ from abeyance.storage.tables.blocks import TextBlock, ThinkingBlock, ToolResultB
 
 from ..domain.call import Calls
 from ..domain.turn import TurnSeams
-from ..providers.port import ModelReply, ModelRequest
+from ..providers.port import ModelReply, ModelRequest, name_of
 from . import invariant
 from .invariant import Exchange, Said, canonical_blocks, said_of, sendable
 from .simulator import ProviderSimulator
@@ -202,6 +202,11 @@ class _Watched:
         self._witness = witness
         self._calls = calls
         self._provider = provider
+
+    @property
+    def name(self) -> str:
+        """As the provider is called."""
+        return name_of(self._provider)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._provider, name)

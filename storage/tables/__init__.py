@@ -15,6 +15,7 @@ from .ownership import Changes, Mode, Owner, Process, Sequence, StoreMeta
 from .runs import Run, RunIndexed, RunItem, RunKey, RunTransition
 from .schedules import Occurrence, Schedule, ScheduleIndexed
 from .slots import Body, Carried, Entry, Head, Inboxed, Lease, MessageId, ToolCall, Turn, Wake
+from .spent import Spent, SpentQuarter
 from .usage import Usage
 from .waits import Alert, Alerted, AlertOwed, LogLine, Override, Wait, WaitReleased
 
@@ -57,6 +58,8 @@ TABLES: Final[dict[str, Table]] = {
         Table("account_waits", (str, str), (Wait, WaitReleased)),
         Table("overrides", (str, str, str), (Override,)),
         Table("usage", (str,), (Usage,)),
+        Table("spent", (str, int, int, int), (Spent,)),
+        Table("spent_quarters", (str, int, str), (SpentQuarter,)),
         Table("run_keys", (str,), (RunKey,)),
         Table("runs", (str, int), (Run,)),
         Table("run_items", (str, int, int), (RunItem,)),

@@ -52,6 +52,7 @@ ELSEWHERE = {
     "test_outbox": ("outboxes", "cursors"),
     "test_context_faults": ("contexts",),
     "test_usage_book": ("usage",),
+    "test_spending": ("spent", "spent_quarters"),
 }
 
 

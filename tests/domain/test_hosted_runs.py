@@ -197,7 +197,7 @@ def test_schedule_is_added_and_steered_from_a_hosts_thread(host: HostedRuntime) 
     with pytest.raises(UnknownScheduleError) as missing:
         host.schedule("pulse")
     assert missing.value.schedule == "pulse"
-    assert host.usage(ScriptedProvider([])) is None
+    assert host.account_usage(ScriptedProvider([])) is None
     assert not host.unpark("runs", requester="ops")
     with pytest.raises(InvalidInputError) as malformed:
         host.add_schedule("pulse", "pages", every=0)

@@ -57,7 +57,7 @@ def test_schedule_of_a_threaded_host_starts_its_run_and_tells_of_it(
     assert [each.outcome for each in host.occurrences("nightly")] == ["started"]
     assert host.schedule("nightly").next_ms == NOW + 120_000
     assert [each.name for each in host.schedules()] == ["nightly", "other"]
-    assert host.usage(ScriptedProvider([], key="k")) is None
+    assert host.account_usage(ScriptedProvider([], key="k")) is None
 
 
 def test_verbs_of_schedules_return_futures_where_they_are_not_to_block(

@@ -107,7 +107,7 @@ async def test_reading_that_tells_of_no_wall_lets_every_call_by(
             provider = world.provider(lambda _request: reply("said"), key="key")
             cy = await world.add(other, "cy")
             await cy.auxiliary_call(ask())
-            assert runtime.usage(other) is not None
+            assert runtime.account_usage(other) is not None
         await world.add(provider)
         runtime.add_workflow("steps", steps(world, "auxiliary", provider))
         assert (await (await runtime.start_run("k", "steps")).wait()).state == "completed"

@@ -527,7 +527,7 @@ async def test_reading_that_a_session_brings_is_kept(world: World, virtual_time:
     async with world.open() as runtime:
         runtime.add_workflow("code", coder.body)
         await (await runtime.start_run("code", "code")).wait()
-        reading = runtime.usage(coder.provider)
+        reading = runtime.account_usage(coder.provider)
         assert reading is not None
         assert reading.windows[0].used_percent == 7.0
     permits = coder.provider.permits

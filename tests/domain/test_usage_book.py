@@ -52,12 +52,12 @@ async def test_reading_is_a_row_by_the_time_its_turn_is_over(
     async with world.open() as runtime:
         now = world.clock.now_ms()
         provider = await call(world, window(12.5, now + HOUR))
-        reading = runtime.usage(provider)
+        reading = runtime.account_usage(provider)
         assert reading is not None
         assert reading.windows == (window(12.5, now + HOUR),)
         assert (row(world).windows[0].used_percent, row(world).read_ms) == (12.5, reading.read_ms)
     async with world.open() as runtime:
-        assert runtime.usage(provider) == reading
+        assert runtime.account_usage(provider) == reading
 
 
 async def test_reading_of_a_refused_call_and_of_an_auxiliary_one_is_kept_too(
@@ -81,14 +81,14 @@ async def test_reading_of_a_refused_call_and_of_an_auxiliary_one_is_kept_too(
         with pytest.raises(ProviderError):
             await ana.auxiliary_call(ask("m"))
         await runtime.release_provider_wait("ana", requester="ops")
-        reading = runtime.usage(provider)
+        reading = runtime.account_usage(provider)
         assert reading is not None
         assert [(each.used_percent, each.resets_ms) for each in reading.windows] == [
             (100.0, (now_s + 7_200) * 1_000)
         ]
         await passes(world, world.clock.now_ms() + MINUTE)
         await ana.auxiliary_call(ask("m"))
-        reading = runtime.usage(provider)
+        reading = runtime.account_usage(provider)
         assert reading is not None
         assert reading.windows == (window(3.0, None),)
 
@@ -103,7 +103,7 @@ async def test_reading_is_of_the_account_that_was_asked_and_of_no_other(
         other = await call(world, window(1.0, now + HOUR), name="bo", key="b")
         same = ScriptedProvider([], key="a")
         nobody = await call(world, window(50.0, now + HOUR), name="cy", key=None)
-        assert [runtime.usage(each) is None for each in (same, other, nobody)] == [
+        assert [runtime.account_usage(each) is None for each in (same, other, nobody)] == [
             False,
             False,
             True,
@@ -214,7 +214,7 @@ async def test_reading_that_a_full_disk_refuses_counts_here_and_is_offered_with_
         assert (await ana.auxiliary_call(ask("m"))).blocks, "the call is none the worse"
         await settled()
         assert world.rows("usage") == []
-        reading = runtime.usage(provider)
+        reading = runtime.account_usage(provider)
         assert reading is not None
         assert runtime._usage.spent(str(reading.credential), "m") == (FULL, now + HOUR)
         disk.refuses = lambda _request: False
@@ -252,7 +252,7 @@ async def test_reading_is_written_in_the_commit_that_records_its_round(
         await ana.send("more")
         await ana.wait_idle()
         assert not any("usage" in tables for tables in committed)
-        assert runtime.usage(provider) is not None
+        assert runtime.account_usage(provider) is not None
 
 
 def row_window(world: World) -> UsageWindow:
@@ -307,7 +307,7 @@ async def test_readings_of_agents_that_share_an_account_refuse_nobodys_round(
             await agent.wait_idle()
             assert [each.text async for each in agent.transcript()] == ["go", "x"]
         await until(lambda: runtime._usage._fresh == {})
-        reading = runtime.usage(provider)
+        reading = runtime.account_usage(provider)
         assert reading is not None
         assert row(world).windows[0].used_percent == reading.windows[0].used_percent
         assert runtime._usage._out == {}
@@ -323,14 +323,14 @@ async def test_bad_row_of_a_reading_is_unknown_and_keeps_nobody_from_anything(
         (key,) = [key for key, _ in runtime._store.scan("usage")]
     damage(world.directory, world.clock, "usage", key, how)
     async with world.open() as runtime:
-        assert runtime.usage(provider) is None
+        assert runtime.account_usage(provider) is None
         runtime.add_workflow("report", job.body)
         began = world.clock.now_ms()
         await runtime.add_schedule("nightly", "report", every=60, draws_on=[(provider, "m")])
         await passes(world, began + MINUTE)
         await until(lambda: len(job.due) == 1)
         again = await call(world, window(5.0, None))
-        reading = runtime.usage(again)
+        reading = runtime.account_usage(again)
         # In this process; where the bad bytes have a counter the row is put over.
         assert reading is not None
         assert reading.windows[0].used_percent == 5.0

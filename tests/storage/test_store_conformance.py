@@ -73,6 +73,7 @@ from abeyance.storage.tables.slots import (
     Turn,
     Wake,
 )
+from abeyance.storage.tables.spent import Spent, SpentPart, SpentQuarter
 from abeyance.storage.tables.usage import Usage, Window
 from abeyance.storage.tables.waits import (
     Alert,
@@ -151,6 +152,22 @@ RECORDS = {
     "alerts_owed": AlertOwed(at_ms=1),
     "contexts": Context(first=1, text="earlier", strategy="Summary", made_ms=1),
     "usage": Usage(windows=(Window(name="five_hour", used_percent=12.5, resets_ms=2),), read_ms=1),
+    "spent": Spent(
+        purpose="turn",
+        provider="p",
+        model="m",
+        outcome="replied",
+        input_tokens=1,
+        output_tokens=2,
+        cache_read_tokens=0,
+        cache_write_tokens=3,
+        cost=2**62,
+        currency="EUR",
+        at_ms=1,
+    ),
+    "spent_quarters": SpentQuarter(
+        parts=(SpentPart(provider=None, model="m", calls=1, unknown=1),)
+    ),
     "edits": Edit(
         seq=3,
         row=Entry(entry=1, message="m", author="a", role="user", at_ms=0, edited=4),

@@ -1,0 +1,26 @@
+"""A host whose agent calls a tool, and that may die at a crash point."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from abeyance.actors import AgentSpec, Tool, open_runtime
+from abeyance.actors.providers.port import Usage
+from abeyance.actors.testing import ScriptedProvider, reply
+from abeyance.storage.crashpoints import arm
+from abeyance.storage.tables.blocks import ToolUseBlock
+
+
+async def live(directory: Path, point: str) -> None:
+    look = ToolUseBlock(id="c1", name="look", input={})
+    usage = Usage(input_tokens=1_000, output_tokens=100)
+    schema = {"type": "object", "properties": {}}
+    tool = Tool(name="look", description="look", input_schema=schema, run=lambda: "seen")
+    async with open_runtime(directory, control=False) as runtime:
+        provider = ScriptedProvider([reply(look, usage=usage), reply("x", usage=usage)])
+        arm(point)
+        ana = await runtime.add_agent(
+            AgentSpec(name="ana", provider=provider, model="m", tools=[tool])
+        )
+        await ana.send("go")
+        await ana.wait_idle()
