@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .domain.alert_book import Alert, AlertNotDeliveredError, AlertSink, Webhook
     from .domain.approvals import ApprovalReceipt, ApprovalRow, NeedsApproval
     from .domain.archive_book import ArchivedMessage
+    from .domain.budgets import Budget
     from .domain.chosen_model import ModelReceipt
     from .domain.compacting import CompactingContext
     from .domain.context import ContextDesk, ContextStrategy, Summary
@@ -104,6 +105,7 @@ __all__ = [
     "ApprovalRow",
     "ArchivedMessage",
     "Backoff",
+    "Budget",
     "CallFailure",
     "CancelReceipt",
     "ChildSpec",
@@ -232,6 +234,7 @@ _HOMES: Final = {
         "QuiesceReceipt",
         "ResumeReceipt",
     ),
+    ".domain.budgets": ("Budget",),
     ".domain.chosen_model": ("ModelReceipt",),
     ".domain.pairs": ("PairReceipt",),
     ".domain.policy": (

@@ -36,6 +36,7 @@ async def choose_model(
     async with member.choosing:
         was = member.settings.model
         settings = with_choice(member.spec, chosen, runtime._providers)
+        runtime._spending.check_priced(settings)
         await _record(runtime, name, chosen, settings.model, by, now_ms)
         crashpoint("model.after_chosen")
         runtime._groups.choose(member, settings)

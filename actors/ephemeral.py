@@ -106,6 +106,8 @@ class EphemeralRun:
         groups: list[Supervisor] = []
         try:
             with self._scope:
+                spender = runtime._spending.of(name)
+                await spender.prepare(self._settings.budgets, kept=False)
                 home = await runtime._groups.start_slot(name)
                 groups.append(home.group)
                 self.slot = home.group.refs["slot"]
@@ -288,6 +290,7 @@ class EphemeralRuns:
     async def run(self, spec: AgentSpec, content: Content, author: str) -> str:
         """See `Runtime.run_ephemeral`."""
         settings = check_spec(spec)
+        self._runtime._spending.check_priced(settings)
         if settings.slot != settings.name:
             raise InvalidSpecError("slot", "must be None: an ephemeral run has a slot of its own")
         for place, tool in enumerate(settings.tools.values()):

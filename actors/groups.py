@@ -301,6 +301,7 @@ class Groups:
         account, usage = self._account(settings), self.usage_of(settings)
         choice = ChosenModel(settings, account, usage)
         stream, spender = Stream(), self._spending.of(name)
+        await spender.prepare(settings.budgets)
         post = None
         if settings.context is not None:
             post = ContextPost(settings.context, self._store, home.name, name, self._desk)

@@ -24,6 +24,7 @@ from .core.tree import DEPTH, NODES, WIDTH, TreeNode
 from .domain.alert_book import Alert, AlertSink, Webhook
 from .domain.archive_book import ArchivedMessage
 from .domain.asks import ASKS
+from .domain.budgets import Budget
 from .domain.errors import RuntimeClosedError
 from .domain.imports import Source
 from .domain.ingress import Content
@@ -62,7 +63,7 @@ class HostedRuntime(HostedRunVerbs, HostedScheduleVerbs, HostedApprovalVerbs, Ho
         trace: Whether messages carry the OpenTelemetry context, as for `open_runtime`.
         account_waits: As for `open_runtime`.
         admin: The host's gate for operators' acts, as for `open_runtime`; it runs on the loop.
-        prices: As for `open_runtime`.
+        prices, budgets: As for `open_runtime`.
     """
 
     def __init__(
@@ -79,8 +80,10 @@ class HostedRuntime(HostedRunVerbs, HostedScheduleVerbs, HostedApprovalVerbs, Ho
         account_waits: bool = False,
         admin: Admin | None = None,
         prices: Prices | None = None,
+        budgets: Sequence[Budget] = (),
     ) -> None:
         self._trace = trace
+        self._budgets = budgets
         self._prices = prices
         self._admin = admin
         self._webhook = webhook
@@ -184,6 +187,7 @@ class HostedRuntime(HostedRunVerbs, HostedScheduleVerbs, HostedApprovalVerbs, Ho
                 account_waits=self._account_waits,
                 admin=self._admin,
                 prices=self._prices,
+                budgets=self._budgets,
             ) as runtime:
                 self._opened.set(runtime)
                 await self._stop.wait()

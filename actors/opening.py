@@ -25,6 +25,7 @@ from .core.clock import Clock, SystemClock
 from .core.ports import FaultHooks
 from .domain.alert_book import AlertSink, Webhook
 from .domain.asks import ASKS
+from .domain.budgets import Budget, check_budgets
 from .domain.errors import InvalidSpecError
 from .domain.prices import Prices, check_prices
 from .domain.requesters import Admin
@@ -54,6 +55,7 @@ async def open_runtime(
     account_waits: bool = False,
     admin: Admin | None = None,
     prices: Prices | None = None,
+    budgets: Sequence[Budget] = (),
 ) -> AsyncIterator[Runtime]:
     """Open a runtime on a state directory; it is created, mode 0700, where it is not there.
 
@@ -80,10 +82,12 @@ async def open_runtime(
             API: a function of an `OperatorAct`; only True lets it pass. By default every caller
             may. The control socket has its own gate: its mode of 0600.
         prices: What calls cost (docs/usage.md). None: their tokens are kept, and no cost.
+        budgets: How much all agents of the directory together may use; an agent's own are in its
+            specification.
     Raises:
         InvalidSpecError: The directory's name is empty; the system's asks have a deadline, or it
-            has other faults; the webhook, a sink, the gate or a price is malformed. Nothing was
-            opened.
+            has other faults; the webhook, a sink, the gate, a price or a budget is malformed.
+            Nothing was opened.
         StorageError: The directory is not a store that can be opened here; each kind says why and
             what to do. Nothing was changed.
         StoreLostError: The writer died for good while the runtime was open; raised at the end.
@@ -101,7 +105,10 @@ async def open_runtime(
         raise InvalidSpecError("directory", "must name a directory; it is empty")
     if admin is not None and not callable(admin):
         raise InvalidSpecError("admin", "must be a function of an OperatorAct, or None")
-    read_prices = check_prices(prices)
+    read_prices, read_budgets = check_prices(prices), check_budgets(budgets)
+    for place, budget in enumerate(read_budgets):
+        if budget.cost is not None and read_prices is None:
+            raise InvalidSpecError(f"budgets[{place}].cost", "needs `prices`")
     wall = clock if clock is not None else SystemClock()
     # Absolute, so that a later chdir moves nothing and a status says where it is.
     sinks = _sinks(webhook, alert_sinks)
@@ -123,6 +130,7 @@ async def open_runtime(
                 account_waits,
                 admin,
                 read_prices,
+                read_budgets,
             )
             try:
                 runtime._counts.take_over(ownership.is_alive)

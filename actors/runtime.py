@@ -32,6 +32,7 @@ from .domain.alert_book import (
 )
 from .domain.alerts import Alerts
 from .domain.archive_book import ArchiveBook
+from .domain.budgets import Budget
 from .domain.chosen_model import Providers, chosen_of, with_choice
 from .domain.deliveries import DurableCounts
 from .domain.errors import (
@@ -96,6 +97,7 @@ class Runtime(LookVerbs, WaitVerbs, ArchiveVerbs, ScheduleVerbs, ApprovalVerbs, 
         account_waits: bool = False,
         admin: Admin | None = None,
         prices: Prices | None = None,
+        budgets: Sequence[Budget] = (),
     ) -> None:
         self.directory = directory
         self.clock = clock
@@ -115,7 +117,7 @@ class Runtime(LookVerbs, WaitVerbs, ArchiveVerbs, ScheduleVerbs, ApprovalVerbs, 
         self._desk = AlertDesk(store.nonce)
         self._waits.episodes.watcher = self._desk
         self._usage = UsageBook(store, clock)
-        self._spending = SpendBook(store, clock, prices)
+        self._spending = SpendBook(store, clock, self._waits, prices, budgets)
         self._archive = ArchiveBook(store, system)
         self._counts = DurableCounts(store, clock, self._archive.forget_delivery)
         self._mode = HostMode(store)
@@ -176,6 +178,7 @@ class Runtime(LookVerbs, WaitVerbs, ArchiveVerbs, ScheduleVerbs, ApprovalVerbs, 
         said = check_spec(spec)
         name = said.name
         settings = with_choice(said, chosen_of(self._store, name), self._providers)
+        self._spending.check_priced(settings)
         if name in self._members or name in self._adding:
             raise AgentExistsError(
                 f"agent {name!r} was added before; nothing was done; use its handle "

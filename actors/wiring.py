@@ -108,8 +108,9 @@ async def start(runtime: Runtime, bodies: trio.Nursery) -> None:
     runtime._root = root
     runtime._journal = root.refs["journal"]
     runtime._usage.attach(runtime._journal)
-    runtime._spending.attach(runtime._journal)
     runtime._ledger = root.refs["ledger"]
+    runtime._spending.attach(runtime._journal, runtime._ledger)
+    await runtime._spending.look()
     runtime._alarm = root.refs["alarm"]
     news = News()
     await _start_runs(runtime, news)
@@ -174,6 +175,7 @@ async def start(runtime: Runtime, bodies: trio.Nursery) -> None:
     bodies.start_soon(runtime._runs.close_interrupted)
     bodies.start_soon(runtime._quiescence.watch)
     bodies.start_soon(runtime._outboxes.watch)
+    bodies.start_soon(runtime._spending.watch)
 
 
 async def _start_runs(runtime: Runtime, news: News) -> None:

@@ -121,7 +121,8 @@ class Auxiliary:
             raise await self._failed(permit, failure, provider) from error
         _take_usage(usage, permit)
         self._spent(permit, provider, "replied", usage=reply.usage)
-        self._settle(Settle(permit, "succeeded"))
+        states = None if self._spending is None else self._spending.states(permit.model)
+        self._settle(Settle(permit, "succeeded", states))
         self._streak.clear()
         await self._store_spent()
         return reply
@@ -157,6 +158,8 @@ class Auxiliary:
 
     async def _asked(self, model: str) -> Any:
         try:
+            if self._spending is not None:
+                await self._spending.ahead(model)
             asked = self._gate.ask(Admit(model, "auxiliary", in_item()))
             try:
                 return await asked

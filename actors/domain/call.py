@@ -99,6 +99,10 @@ class Calls:
         self, request: ModelRequest, number: int
     ) -> ModelReply | Deferral | Failed | Verdict:
         settings, gate = self._settings, self._seams.gate
+        if self._seams.spending is not None:
+            held = await self._seams.spending.ahead(request.model)
+            if held is not None:
+                return held
         # An agent's own turn is no run's, wherever its agent was added.
         careful = settings.purpose == "ephemeral" and in_item()
         asked = gate.ask(Admit(request.model, settings.purpose, careful))
@@ -132,10 +136,15 @@ class Calls:
         else:
             self._take_usage(permit, joins=True)
             self._spent(permit, number, "replied", usage=reply.usage)
-            gate.tell(Settle(permit, "succeeded"))
+            # What used a budget up is held as a provider's word would: by a wait that is recorded.
+            gate.tell(Settle(permit, "succeeded", self._used_up(permit)))
             self._streak.clear()
             return reply
         return await self._failed(permit, failure, number)
+
+    def _used_up(self, permit: Permit) -> tuple[int | None, str] | None:
+        spending = self._seams.spending
+        return None if spending is None else spending.states(permit.model)
 
     def _spent(self, permit: Permit, number: int, outcome: Any, **told: Any) -> None:
         """Note what a call used: its rows join the next commit of the turn."""

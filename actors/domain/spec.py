@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from abeyance.actors.providers.port import Provider
 
+from .budgets import Budget, check_budgets
 from .context import ContextStrategy, check_strategy
 from .errors import InvalidSpecError
 from .ingress import check_agent_name, check_name
@@ -34,6 +35,7 @@ class AgentSpec:
             tries four times with growing pauses of up to a minute.
         provider_hold: The host's own word on a failed call: how long the agent makes none. Or None.
         pacing: How long the agent pauses where an organisation's usage grew too fast.
+        budgets: How much it may use in an hour, a day, a month or in all (docs/usage.md).
         context: What of a long transcript its requests carry (`CompactingContext`, or a
             strategy of the host's). None: the whole. An ephemeral run always carries the whole.
     """
@@ -50,6 +52,7 @@ class AgentSpec:
     provider_hold: ProviderHold | None = None
     pacing: Pacing = field(default_factory=Pacing)
     context: ContextStrategy | None = None
+    budgets: Sequence[Budget] = ()
 
 
 def check_spec(spec: object) -> TurnSettings:
@@ -94,4 +97,5 @@ def check_spec(spec: object) -> TurnSettings:
         provider_hold=spec.provider_hold,
         pacing=spec.pacing,
         context=check_strategy(spec.context),
+        budgets=check_budgets(spec.budgets),
     )

@@ -16,25 +16,35 @@ Runs in: the loop thread.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import trio
 
 from abeyance.actors.core.asks import in_role
 from abeyance.actors.core.clock import Clock
 from abeyance.actors.core.errors import AbeyanceError
 from abeyance.actors.providers.port import Permit, Usage, name_of
 from abeyance.storage.errors import StorageError
-from abeyance.storage.store import Committed, Refused, Request, Store
+from abeyance.storage.store import Committed, Key, Refused, Request, Row, Store
 from abeyance.storage.tables.fields import NAME_BYTES_MAX
 from abeyance.storage.tables.spent import TOKENS_MAX, Spent
 
+from .budgets import Budget, Meter, Standing, check_priced
 from .ingress import clean_text
 from .prices import Prices
-from .protocol import Purpose
+from .protocol import Purpose, RecordWait
 from .run_steps import context as step
 from .spent_rows import JOINED_MAX, SpentCall, next_call, plan_spent
+from .wait_book import Deferral, WaitBook, outlasts
+
+if TYPE_CHECKING:
+    from .turn import TurnSettings
 
 Outcome = Literal["replied", "failed", "cut_off"]
 _FIELDS: Final = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens")
+LOOK_S: Final = 60.0
+"""How often it is looked at what agents of other processes use of a host's budgets."""
+ROWS_A_SLICE: Final = 64
 OWED_MAX: Final = 1_000
 """Calls of one agent that are owed while nothing can be stored; past it the newest is lost."""
 
@@ -42,16 +52,73 @@ OWED_MAX: Final = 1_000
 class SpendBook:
     """What the agents of one runtime spend."""
 
-    def __init__(self, store: Store, clock: Clock, prices: Prices | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        waits: WaitBook,
+        prices: Prices | None = None,
+        budgets: Sequence[Budget] = (),
+    ) -> None:
         self.store = store
         self.clock = clock
+        self.waits = waits
         self.prices = prices
         self.journal: Any = None
+        self.ledger: Any = None
+        self.host = [self.meter(budget) for budget in budgets]
+        """Of the budgets that all agents share."""
         self._spenders: dict[str, Spender] = {}
 
-    def attach(self, journal: Any) -> None:
-        """Tell it whom to hand writes to."""
-        self.journal = journal
+    def attach(self, journal: Any, ledger: Any) -> None:
+        """Tell it whom to hand writes and statements to."""
+        self.journal, self.ledger = journal, ledger
+
+    def meter(self, budget: Budget) -> Meter:
+        return Meter(budget, None if self.prices is None else self.prices.currency)
+
+    def check_priced(self, settings: TurnSettings) -> None:
+        """Refuse an agent whose calls a budget in cost could not count.
+
+        Raises:
+            InvalidSpecError: Its model has no price; nothing was done.
+        """
+        budgets = (*settings.budgets, *(meter.budget for meter in self.host))
+        check_priced(budgets, self.prices, named(settings.provider), settings.model)
+
+    async def watch(self) -> None:
+        """Look at what agents of other processes use of the host's budgets, for as long as it is
+        open."""
+        while self.host:
+            await self.look()
+            await trio.sleep(LOOK_S)
+
+    async def look(self) -> None:
+        """Read what agents that are not here used of the host's budgets. A checkpoint a slice."""
+        now_ms = self.clock.now_ms()
+        for meter in self.host:
+            meter.roll(now_ms)
+        sums: list[dict[str, int]] = [{} for _ in self.host]
+        first_ms = min((meter.period.start_ms for meter in self.host), default=0)
+        after: Key | None = None
+        while self.host:
+            rows = list(self.store.scan("spent_quarters", after=after, limit=ROWS_A_SLICE))
+            for key, row in rows:
+                after = key
+                agent = str(key[0])
+                if int(key[1]) < first_ms:
+                    after = (agent, first_ms, "")
+                    break
+                for meter, used in zip(self.host, sums, strict=True):
+                    used[agent] = used.get(agent, 0) + meter.summed([(key, row)])
+            await trio.lowlevel.checkpoint()
+            if not rows:
+                break
+        for meter, used in zip(self.host, sums, strict=True):
+            for agent, amount in used.items():
+                # Of one that is here more is known: what is not recorded yet.
+                if agent not in self._spenders:
+                    meter.put(agent, amount)
 
     def of(self, agent: str) -> Spender:
         """An agent's. What it owes outlives the agent's actors."""
@@ -74,10 +141,101 @@ class Spender:
         self._book = book
         self._agent = agent
         self._owed: list[SpentCall] = []
+        self._meters: list[Meter] = []
+        self._standings: list[Standing] = []
+        self._kept = True
         self._numbers: dict[tuple[int, int], int] = {}
         """The last call's number, of the round in progress and of auxiliary calls."""
         self.turn: int | None = None
         """The turn that a task of this process is at work on, or was last."""
+
+    async def prepare(self, budgets: Sequence[Budget], *, kept: bool = True) -> None:
+        """Read how the agent stands with its budgets and the host's. A checkpoint a slice of rows.
+
+        Args:
+            kept: Whether it has waits and rows of its own; an ephemeral run has none.
+        """
+        book, agent, self._kept = self._book, self._agent, kept
+        mine, host = [book.meter(budget) for budget in budgets], book.host
+        now_ms = book.clock.now_ms()
+        for meter in (*mine, *host):
+            meter.roll(now_ms)
+            meter.put(agent, 0)
+        self._meters = [*mine, *host]
+        if kept and self._meters:
+            await self._read()
+        self._standings = [
+            *(Standing(agent, "agent", meter, book, kept=kept) for meter in mine),
+            *(Standing(agent, "host", meter, book, kept=kept) for meter in host),
+        ]
+        for standing in self._standings:
+            standing.read()
+
+    async def _read(self) -> None:
+        first_ms = min(meter.period.start_ms for meter in self._meters)
+        after: Key = (self._agent, first_ms, "")
+        found = [self._owed_of(meter) for meter in self._meters]
+        while rows := self._rows(after):
+            for place, meter in enumerate(self._meters):
+                found[place] += meter.summed(rows)
+            after = rows[-1][0]
+            await trio.lowlevel.checkpoint()
+        for meter, used in zip(self._meters, found, strict=True):
+            meter.put(self._agent, used)
+
+    def _rows(self, after: Key) -> list[tuple[Key, Row | Exception]]:
+        scan = self._book.store.scan
+        return list(scan("spent_quarters", (self._agent,), after=after, limit=ROWS_A_SLICE))
+
+    def _owed_of(self, meter: Meter) -> int:
+        calls = (call.record for call in self._owed)
+        return sum(meter.amount(call) for call in calls if meter.period.has(call.at_ms))
+
+    def _roll(self, now_ms: int) -> None:
+        """Begin what period it is now. Nothing was used in it, unless a clock was set back."""
+        for meter in self._meters:
+            if meter.roll(now_ms):
+                after: Key = (self._agent, meter.period.start_ms, "")
+                used = self._owed_of(meter)
+                while rows := self._rows(after):
+                    used += meter.summed(rows)
+                    after = rows[-1][0]
+                meter.put(self._agent, used)
+
+    def states(self, model: str) -> tuple[int | None, str] | None:
+        """What a budget that is used up has to state of a model: until when, and why."""
+        if not self._standings:
+            return None
+        now_ms = self._book.clock.now_ms()
+        self._roll(now_ms)
+        found: tuple[int | None, str] | None = None
+        for standing in self._standings:
+            stated = standing.states(model, now_ms)
+            if stated is not None and (found is None or outlasts(stated[0], found[0])):
+                found = stated
+        return found
+
+    async def ahead(self, model: str) -> Deferral | None:
+        """Have the wait for a budget that is used up recorded ahead of a call, where nobody has
+        stated it of this model: another agent's call used it up, or a death was faster.
+
+        A checkpoint where it is. Cancelled: it is recorded all the same.
+
+        Returns:
+            What holds an ephemeral run, of which nothing is recorded; else None: the gate knows.
+        """
+        stated = self.states(model)
+        if stated is None:
+            return None
+        deadline_ms, reason = stated
+        if not self._kept:
+            return Deferral(self._agent, model, deadline_ms, reason, "wait")
+        with in_role("runtime"):
+            asked = self._book.ledger.ask(RecordWait(self._agent, model, deadline_ms, reason))
+        await asked
+        for standing in self._standings:
+            standing.stated(model)
+        return None
 
     def began(self, turn: int) -> None:
         """A task takes up a turn: what its calls use is noted here from now on."""
@@ -105,15 +263,15 @@ class Spender:
         tokens = _tokens(told) or _tokens(permit.tokens)
         if tokens is None and (refused or not permit.used):
             return
-        named = clean_text(name_of(provider), NAME_BYTES_MAX)
+        called = named(provider)
         prices = self._book.prices
-        cost = None if tokens is None or prices is None else prices.cost(named, model, tokens)
+        cost = None if tokens is None or prices is None else prices.cost(called, model, tokens)
         item = step.get()
         # An agent's own turn is no run's, wherever its agent was added.
         run = None if item is None or permit.purpose == "turn" else item.run
         record = Spent(
             purpose=_purpose(permit.purpose),
-            provider=_fit(named) or "?",
+            provider=called,
             model=model,
             outcome=outcome,
             cost=cost,
@@ -125,6 +283,9 @@ class Spender:
         if len(self._owed) < OWED_MAX:
             key = (self._agent, turn, round_, self._number(turn, round_))
             self._owed.append(SpentCall(key, record))
+        self._roll(record.at_ms)
+        for meter in self._meters:
+            meter.add(self._agent, record)
 
     def owed(self) -> Sequence[SpentCall]:
         """What is to join the next commit of the agent's turn."""
@@ -181,6 +342,11 @@ def _tokens(usage: object) -> Usage | None:
 def _purpose(purpose: str) -> Any:
     known: tuple[Purpose, ...] = ("auxiliary", "ephemeral")
     return purpose if purpose in known else "turn"
+
+
+def named(provider: object) -> str:
+    """How a provider is called in rows and prices."""
+    return _fit(clean_text(name_of(provider), NAME_BYTES_MAX)) or "?"
 
 
 def _fit(text: str) -> str:

@@ -15,6 +15,9 @@ from .protocol import RecordWait, Settle
 def statement_of(agent: str, settlement: Settle, account: Account | None) -> RecordWait | None:
     """What of a settlement is for the ledger; None where nothing is."""
     permit = settlement.permit
+    if settlement.outcome == "succeeded":
+        # A budget's word, no provider's: it is of the agent, and of none that shares its account.
+        account = None
     own = permit.purpose != "ephemeral"
     if settlement.states is None or permit.model == EVERY or not (own or account):
         return None

@@ -28,6 +28,7 @@ from abeyance.storage.tables.slots import Body, Held
 
 from .alert_book import AlertDesk
 from .approvals import denial_of
+from .budgets import Budget
 from .call import Calls, Failed
 from .context import ContextStrategy, Summary
 from .context_post import ContextPost
@@ -91,6 +92,7 @@ class TurnSettings:
     pacing: Pacing = field(default_factory=Pacing)
     context: ContextStrategy | None = None
     purpose: Purpose = "turn"
+    budgets: tuple[Budget, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -246,6 +246,18 @@ class WaitBook:
             return None
         return None if record.set_ms <= self.overrides.released_ms(*key) else record
 
+    def last_act(self, key: tuple[str, str]) -> ActRecord | None:
+        """What was said of a key last, in force or not; None where nothing was, or it cannot be
+        read."""
+        pending = self.pending_of(key)
+        if pending:
+            return pending[-1].record
+        try:
+            row = self._store.get("waits", key)
+        except StorageError:
+            return None
+        return None if row is None else row.record
+
     def account_record(self, key: tuple[str, str]) -> ActRecord | None:
         """What stands for a credential's model, or `*`: its row with pending acts applied; None
         also for a row that may be taken for none.

@@ -15,7 +15,7 @@ from .ownership import Changes, Mode, Owner, Process, Sequence, StoreMeta
 from .runs import Run, RunIndexed, RunItem, RunKey, RunTransition
 from .schedules import Occurrence, Schedule, ScheduleIndexed
 from .slots import Body, Carried, Entry, Head, Inboxed, Lease, MessageId, ToolCall, Turn, Wake
-from .spent import Spent, SpentQuarter
+from .spent import Budgeted, Spent, SpentQuarter
 from .usage import Usage
 from .waits import Alert, Alerted, AlertOwed, LogLine, Override, Wait, WaitReleased
 
@@ -59,6 +59,7 @@ TABLES: Final[dict[str, Table]] = {
         Table("overrides", (str, str, str), (Override,)),
         Table("usage", (str,), (Usage,)),
         Table("spent", (str, int, int, int), (Spent,)),
+        Table("budgets", (str, str, str), (Budgeted,)),
         Table("spent_quarters", (str, int, str), (SpentQuarter,)),
         Table("run_keys", (str,), (RunKey,)),
         Table("runs", (str, int), (Run,)),

@@ -46,6 +46,20 @@ class Spent(Record, frozen=True, kw_only=True):
     at_ms: Instant
 
 
+class Budgeted(Record, frozen=True, kw_only=True):
+    """How an agent stands with a budget in the period that begins at an instant.
+
+    A row of another period than it is now says nothing.
+    """
+
+    KIND = "budgeted"
+    period_ms: Instant
+    allowances: Annotated[int, Meta(ge=1)] = 1
+    """How often the whole amount may be used: once, and once more a release."""
+    used_up_ms: Instant | None = None
+    """Since when they are used up, and waits until the period's end are stated."""
+
+
 class SpentPart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The sum of one provider and model."""
 

@@ -53,6 +53,7 @@ ELSEWHERE = {
     "test_context_faults": ("contexts",),
     "test_usage_book": ("usage",),
     "test_spending": ("spent", "spent_quarters"),
+    "test_budgets": ("budgets",),
 }
 
 

@@ -11,10 +11,11 @@ from trio.testing import MockClock
 
 from abeyance.actors import AgentSpec, Price, Prices, open_runtime
 from abeyance.actors.domain.errors import InvalidInputError
-from abeyance.actors.domain.spent_rows import summed
+from abeyance.actors.domain.spent_rows import SpentCall, plan_spent, summed
 from abeyance.actors.providers.port import ProviderError, Usage, note_tokens
 from abeyance.actors.testing import Gate, call_tool, fail, reply
 from abeyance.storage.check import check
+from abeyance.storage.store import Row
 from abeyance.storage.tables.spent import SPENT_PARTS_MAX, Spent
 
 from ..lives import KILLED, lived
@@ -383,3 +384,18 @@ async def test_call_of_a_host_that_is_killed_counts_once_or_as_unknown(
             )
             assert line.purpose == "turn"
             assert check(runtime._store).findings == ()
+
+
+async def test_what_is_stored_already_is_planned_once(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open() as runtime:
+        ana = await world.add([used()])
+        await ana.send("go")
+        await ana.wait_idle()
+        ((key, row),) = runtime._store.scan("spent", ("ana",))
+        assert isinstance(row, Row)
+        assert plan_spent(runtime._store, [SpentCall(key, row.record)]) == ([], [])
+        # One that was on its way is refused by its guard, as a whole.
+        guards, _ = plan_spent(runtime._store, [SpentCall((*key[:3], 9), row.record)])
+        assert guards[0].counter == 0

@@ -73,7 +73,7 @@ from abeyance.storage.tables.slots import (
     Turn,
     Wake,
 )
-from abeyance.storage.tables.spent import Spent, SpentPart, SpentQuarter
+from abeyance.storage.tables.spent import Budgeted, Spent, SpentPart, SpentQuarter
 from abeyance.storage.tables.usage import Usage, Window
 from abeyance.storage.tables.waits import (
     Alert,
@@ -165,6 +165,7 @@ RECORDS = {
         currency="EUR",
         at_ms=1,
     ),
+    "budgets": Budgeted(period_ms=900_000, allowances=2, used_up_ms=1_000_000),
     "spent_quarters": SpentQuarter(
         parts=(SpentPart(provider=None, model="m", calls=1, unknown=1),)
     ),

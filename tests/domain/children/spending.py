@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from abeyance.actors import AgentSpec, Tool, open_runtime
+from abeyance.actors import AgentSpec, Budget, Tool, open_runtime
 from abeyance.actors.providers.port import Usage
 from abeyance.actors.testing import ScriptedProvider, reply
 from abeyance.storage.crashpoints import arm
 from abeyance.storage.tables.blocks import ToolUseBlock
 
 
-async def live(directory: Path, point: str) -> None:
+async def live(directory: Path, point: str, budget: int | None = None) -> None:
     look = ToolUseBlock(id="c1", name="look", input={})
     usage = Usage(input_tokens=1_000, output_tokens=100)
     schema = {"type": "object", "properties": {}}
@@ -19,8 +19,10 @@ async def live(directory: Path, point: str) -> None:
     async with open_runtime(directory, control=False) as runtime:
         provider = ScriptedProvider([reply(look, usage=usage), reply("x", usage=usage)])
         arm(point)
+        budgets = [] if budget is None else [Budget(per="life", tokens=budget)]
+        print(runtime.clock.now_ms(), flush=True)
         ana = await runtime.add_agent(
-            AgentSpec(name="ana", provider=provider, model="m", tools=[tool])
+            AgentSpec(name="ana", provider=provider, model="m", tools=[tool], budgets=budgets)
         )
         await ana.send("go")
         await ana.wait_idle()
