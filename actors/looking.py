@@ -85,6 +85,7 @@ class LookVerbs:
             commits=runtime._commits.cumulated(),
             commits_s=runtime._commits.sum_s,
             alert_sinks=runtime._alerts._cell.kept.figures(),
+            spent=runtime._spending.figures(),
         )
 
     def tree(

@@ -7,6 +7,7 @@ from typing import Literal
 
 from .domain.alert_book import SinkFigures
 from .domain.mode import ModeStatus
+from .domain.spent_reading import UsageLine
 from .domain.wait_book import HoldCause, ProviderWait
 
 
@@ -84,6 +85,7 @@ class RuntimeStatistics:
         commits: How many batches took at most so many seconds, from short to any, cumulated.
         commits_s: How long they took together, in seconds.
         alert_sinks: What each sink of alerts was given.
+        spent: What calls of this process used since it was opened, by provider and model.
     """
 
     agents: dict[str, int]
@@ -95,6 +97,7 @@ class RuntimeStatistics:
     commits: tuple[tuple[float, int], ...]
     commits_s: float
     alert_sinks: tuple[SinkFigures, ...] = ()
+    spent: tuple[UsageLine, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,14 +27,15 @@ from abeyance.actors.providers.port import Permit, Usage, name_of
 from abeyance.storage.errors import StorageError
 from abeyance.storage.store import Committed, Key, Refused, Request, Row, Store
 from abeyance.storage.tables.fields import NAME_BYTES_MAX
-from abeyance.storage.tables.spent import TOKENS_MAX, Spent
+from abeyance.storage.tables.spent import TOKENS_MAX, Spent, SpentPart
 
 from .budgets import Budget, Meter, Standing, check_priced
 from .ingress import clean_text
 from .prices import Prices
 from .protocol import Purpose, RecordWait
 from .run_steps import context as step
-from .spent_rows import JOINED_MAX, SpentCall, next_call, plan_spent
+from .spent_reading import UsageLine, line_of
+from .spent_rows import JOINED_MAX, SpentCall, next_call, plan_spent, summed
 from .wait_book import Deferral, WaitBook, outlasts
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class SpendBook:
         self.host = [self.meter(budget) for budget in budgets]
         """Of the budgets that all agents share."""
         self._spenders: dict[str, Spender] = {}
+        self._spent: tuple[SpentPart, ...] = ()
 
     def attach(self, journal: Any, ledger: Any) -> None:
         """Tell it whom to hand writes and statements to."""
@@ -76,6 +78,17 @@ class SpendBook:
 
     def meter(self, budget: Budget) -> Meter:
         return Meter(budget, None if self.prices is None else self.prices.currency)
+
+    def figures(self) -> tuple[UsageLine, ...]:
+        """What calls of this process used, by provider and model; of all but the first 64 models
+        together."""
+        return tuple(
+            line_of({"provider": part.provider, "model": part.model}, part) for part in self._spent
+        )
+
+    def count(self, record: Spent) -> None:
+        """One more call of this process."""
+        self._spent = summed(self._spent, [record]).parts
 
     def check_priced(self, settings: TurnSettings) -> None:
         """Refuse an agent whose calls a budget in cost could not count.
@@ -283,6 +296,7 @@ class Spender:
         if len(self._owed) < OWED_MAX:
             key = (self._agent, turn, round_, self._number(turn, round_))
             self._owed.append(SpentCall(key, record))
+        self._book.count(record)
         self._roll(record.at_ms)
         for meter in self._meters:
             meter.add(self._agent, record)

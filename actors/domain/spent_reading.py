@@ -194,6 +194,11 @@ class Sums:
             yield from found.values()
 
 
+def line_of(place: dict[str, Any], part: SpentPart) -> UsageLine:
+    """A line of one sum."""
+    return _line({**place, "currency": part.currency}, dict(_counts(part)))
+
+
 def _counts(part: SpentPart) -> Iterator[tuple[str, int]]:
     yield "calls", part.calls
     yield "unknown_calls", part.unknown

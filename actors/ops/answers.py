@@ -13,6 +13,7 @@ import msgspec
 
 from abeyance.actors.domain.edit_rows import EditRow
 from abeyance.actors.domain.requesters import Door
+from abeyance.actors.domain.spent_reading import By
 
 from .approval_reports import ApprovalsReport, DecisionReport, report_approvals
 from .protocol import ERROR_CHARS_MAX, clean_requester
@@ -76,6 +77,7 @@ from .requests import (
     TakeOverRunRequest,
     TreeRequest,
     UnparkRequest,
+    UsageRequest,
     UseFallbackRequest,
     WaitsRequest,
 )
@@ -93,6 +95,7 @@ from .schedule_reports import (
     report_schedule_act,
     report_schedules,
 )
+from .usage_reports import UsageReport, report_usage
 
 WORDS_CHARS_MAX: Final = 2_000
 """Of what an edit replaced, in a report."""
@@ -156,6 +159,9 @@ class Controlled(Protocol):
 
     async def inbox(self, agent: str | None, *, after: int | None, limit: int) -> Sequence[Any]:
         """Rows that `InboxRowReport` mirrors, in the order they land."""
+
+    async def usage(self, agent: str | None, since: int | None, *, by: By, zone: str) -> Any:
+        """What `UsageReport` mirrors."""
 
     def runs(
         self, *, state: str | None, workflow: str | None, limit: int, after: str | None
@@ -459,6 +465,12 @@ async def _cancel_run(runtime: Controlled, request: CancelRunRequest) -> RunActR
     return report_act(receipt, os.getpid())
 
 
+async def _usage(runtime: Controlled, request: UsageRequest) -> UsageReport:
+    agent, since = _given(request.agent), _given(request.since)
+    by: Any = request.by
+    return report_usage(await runtime.usage(agent, since, by=by, zone=request.zone))
+
+
 _Answer: TypeAlias = Callable[[Controlled, Any], Awaitable[msgspec.Struct]]
 _ANSWERS: Final[dict[type[msgspec.Struct], _Answer]] = {
     StatusRequest: _status,
@@ -479,6 +491,7 @@ _ANSWERS: Final[dict[type[msgspec.Struct], _Answer]] = {
     AlertsRequest: _alerts,
     InboxRequest: _inbox,
     ReplayRequest: _replay,
+    UsageRequest: _usage,
     RunsRequest: _runs,
     SchedulesRequest: _schedules,
     ScheduleActRequest: _schedule_act,

@@ -48,9 +48,10 @@ from .reports import (
 )
 from .requests import EVERY_MODEL, SetModelRequest, UnparkRequest
 from .run_client import RunAsks
+from .usage_client import UsageAsks
 
 
-class ControlClient(RunAsks, ApprovalAsks):
+class ControlClient(RunAsks, ApprovalAsks, UsageAsks):
     """A connection to each live host of a state directory.
 
     Args:

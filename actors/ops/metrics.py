@@ -261,6 +261,7 @@ def _of_runtime(stats: RuntimeStatistics) -> Iterator[Metric]:
         for sink in stats.alert_sinks:
             family.add_metric([sink.name], getattr(sink, what))
         yield family
+    yield from _of_calls(stats)
     yield CounterMetricFamily(
         "abeyance_commit_requests", "Requests handed to the store.", value=stats.requests
     )
@@ -270,6 +271,36 @@ def _of_runtime(stats: RuntimeStatistics) -> Iterator[Metric]:
         buckets=[(_bound(bound_s), count) for bound_s, count in stats.commits],
         sum_value=stats.commits_s,
     )
+
+
+def _of_calls(stats: RuntimeStatistics) -> Iterator[Metric]:
+    """What provider calls used since the runtime was opened; its models are bounded."""
+    labels = ["provider", "model"]
+    calls = CounterMetricFamily(
+        "abeyance_provider_calls", "Calls that used tokens, or may have.", labels=labels
+    )
+    unknown = CounterMetricFamily(
+        "abeyance_provider_calls_unknown",
+        "Calls, among them, of which nobody knows what they used.",
+        labels=labels,
+    )
+    tokens = CounterMetricFamily(
+        "abeyance_provider_tokens", "Tokens that calls used.", labels=[*labels, "kind"]
+    )
+    cost = CounterMetricFamily(
+        "abeyance_provider_cost",
+        "What calls cost, by the host's prices.",
+        labels=[*labels, "currency"],
+    )
+    for line in stats.spent:
+        name = [line.provider or "", line.model or ""]
+        calls.add_metric(name, line.calls)
+        unknown.add_metric(name, line.unknown_calls)
+        for kind in ("input", "output", "cache_read", "cache_write"):
+            tokens.add_metric([*name, kind], getattr(line, f"{kind}_tokens"))
+        if line.cost is not None:
+            cost.add_metric([*name, line.currency or ""], float(line.cost))
+    yield from (calls, unknown, tokens, cost)
 
 
 def _bound(bound_s: float) -> str:

@@ -22,6 +22,7 @@ from abeyance.actors.domain.ingress import check_name, read_blocks
 from abeyance.actors.domain.mode import WITHIN_S, read_reason, read_window
 from abeyance.actors.domain.schedule_acts import ScheduleVerb
 from abeyance.actors.domain.slot_inbox import check_listing
+from abeyance.actors.domain.spent_reading import Asked
 
 from .errors import InvalidFieldError
 
@@ -183,6 +184,15 @@ class ImportRequest(_Request, frozen=True, tag="import"):
     requester: str = ""
 
 
+class UsageRequest(_Request, frozen=True, tag="usage"):
+    """What agents used, of one or of all, since an instant in epoch milliseconds."""
+
+    agent: str | msgspec.UnsetType = msgspec.UNSET
+    since: int | msgspec.UnsetType = msgspec.UNSET
+    by: str = "model"
+    zone: str = "UTC"
+
+
 class RunsRequest(_Request, frozen=True, tag="runs"):
     """Runs: those in one state (`open`: that have not ended), or all where `state` is omitted."""
 
@@ -274,6 +284,7 @@ Request: TypeAlias = (
     | EditsRequest
     | QuiesceRequest
     | ImportRequest
+    | UsageRequest
     | RunsRequest
     | SchedulesRequest
     | ScheduleActRequest
@@ -319,6 +330,11 @@ def check_request(request: Request) -> None:
         for field in ("model", "provider"):
             if getattr(request, field) is not msgspec.UNSET:
                 check_name(getattr(request, field), field)
+    if isinstance(request, UsageRequest):
+        agent_, since = (
+            None if value is msgspec.UNSET else value for value in (request.agent, request.since)
+        )
+        Asked(agent_, since, request.by, request.zone)  # type: ignore[arg-type]
     if isinstance(request, DecideRequest):
         read_id(request.approval)
     if isinstance(request, EditRequest):

@@ -29,6 +29,7 @@ from abeyance.actors.domain.ingress import check_name
 from abeyance.actors.domain.mode import plan_mode, read_mode, read_reason, read_window
 from abeyance.actors.domain.quota_hold import QuotaHold, read_quota_hold
 from abeyance.actors.domain.slot_inbox import check_listing, listed
+from abeyance.actors.domain.spent_reading import Asked, By, read_stopped
 from abeyance.actors.domain.wait_book import ACCOUNT, ProviderWait, WaitAct, WaitBook
 from abeyance.actors.domain.wait_offer import line_of
 from abeyance.storage.check import check
@@ -73,6 +74,7 @@ from .run_reports import RunActReport
 from .stopped_approvals import StoppedApprovals
 from .stopped_runs import StoppedRuns
 from .stopped_schedules import StoppedSchedules
+from .usage_reports import UsageReport, report_usage
 
 ATTEMPTS_MAX = 10
 
@@ -187,6 +189,16 @@ class StoppedStore(StoppedRuns, StoppedSchedules, StoppedApprovals):
         check_after(after, limit)
         found = read_alerts(self._store, after=after, limit=limit)
         return tuple(_mirror_alert(alert) for alert in found)
+
+    def usage(
+        self, agent: str | None, since: int | None, *, by: By = "model", zone: str = "UTC"
+    ) -> UsageReport:
+        """What agents used. As `Runtime.usage`.
+
+        Raises:
+            InvalidInputError, InvalidNameError: Names the argument.
+        """
+        return report_usage(read_stopped(self._store, Asked(agent, since, by, zone)))
 
     def inbox(
         self, agent: str | None = None, *, after: int | None = None, limit: int = 100

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 from abeyance.actors.domain.archive_book import Kind
 from abeyance.actors.domain.run_acts import Decision
 from abeyance.actors.domain.schedule_acts import ScheduleVerb
+from abeyance.actors.domain.spent_reading import By
 
 from .approval_reports import ApprovalReport, DecisionReport
 from .client import ControlClient
@@ -40,6 +41,7 @@ from .requests import EVERY_MODEL
 from .run_reports import RunActReport, RunDetailReport, RunsReport
 from .schedule_reports import ScheduleActReport, SchedulesReport
 from .stopped import StoppedStore
+from .usage_reports import UsageReport
 
 
 class Target(Protocol):
@@ -73,6 +75,9 @@ class Target(Protocol):
     def import_deferred(
         self, path: str, *, agent: str | None = None, wake: bool = False, dry_run: bool = False
     ) -> ImportReport: ...
+    def usage(
+        self, agent: str | None, since: int | None, *, by: By = "model", zone: str = "UTC"
+    ) -> UsageReport: ...
     def runs(
         self, *, state: str | None, workflow: str | None, after: str | None, limit: int
     ) -> RunsReport: ...

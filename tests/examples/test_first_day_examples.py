@@ -37,6 +37,16 @@ def test_stop_button_ends_the_turn_once_and_the_next_message_is_answered(tmp_pat
     ]
 
 
+def test_budget_holds_until_somebody_lets_the_agent_go_on(tmp_path: Path) -> None:
+    assert play("usage.py", str(tmp_path / "state")) == [
+        "Monday: idle",
+        "Tuesday: idle",
+        "Wednesday: held",
+        "large: the budget 'month' of 0.05 EUR a month is used up (0.05)",
+        "ana: 3 calls, 3600 tokens, 0.0810 EUR",
+    ]
+
+
 def test_payment_waits_for_a_person_through_a_restart_and_is_made_once(tmp_path: Path) -> None:
     assert play("approvals.py", str(tmp_path / "state")) == [
         'ana wants to pay {"amount": 900, "to": "bo"}',

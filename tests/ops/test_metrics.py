@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from trio.testing import wait_all_tasks_blocked
 
-from abeyance.actors import AgentSpec, HostedRuntime, open_runtime
+from abeyance.actors import AgentSpec, HostedRuntime, Price, Prices, open_runtime
 from abeyance.actors.core import ActorSystem, ChildSpec, SupervisorSpec, TrioActor
 from abeyance.actors.ops.metrics import RuntimeCollector, SystemCollector, Together
+from abeyance.actors.providers import Usage
 from abeyance.actors.testing import ScriptedProvider, fail, reply
 
 
@@ -180,3 +182,20 @@ async def test_metrics_leave_out_what_a_stalled_loop_does_not_answer(tmp_path: P
         assert found["abeyance_runtime_unavailable",] == 1
         assert ("abeyance_agents",) not in {key[:1] for key in found}
         assert found["abeyance_actors", "running"] >= 3  # What needs no loop is there.
+
+
+async def test_calls_and_tokens_are_scraped_by_provider_and_model(tmp_path):
+    prices = Prices("EUR", {("ScriptedProvider", "m"): Price(input=Decimal(1), output=Decimal(1))})
+    async with open_runtime(tmp_path / "state", prices=prices) as runtime:
+        usage = Usage(input_tokens=1_000, output_tokens=5, cache_read_tokens=3)
+        provider = ScriptedProvider([reply("x", usage=usage)])
+        ana = await runtime.add_agent(AgentSpec(name="ana", provider=provider, model="m"))
+        await ana.send("go")
+        await ana.wait_idle()
+        found = await trio.to_thread.run_sync(scraped, RuntimeCollector(runtime))
+        name = ("m", "ScriptedProvider")
+        assert found["abeyance_provider_calls_total", *name] == 1
+        assert found["abeyance_provider_calls_unknown_total", *name] == 0
+        assert found["abeyance_provider_tokens_total", "input", *name] == 1_000
+        assert found["abeyance_provider_tokens_total", "cache_read", *name] == 3
+        assert found["abeyance_provider_cost_total", "EUR", *name] == pytest.approx(0.001008)
