@@ -349,7 +349,7 @@ class TrioActor(pykka.Actor):
     ) -> trio.CancelScope:
         """Run an async function as a task of the incarnation; its outcome comes to `on_answer`.
 
-        Not a checkpoint. Cancelled when the incarnation ends.
+        Not a checkpoint. Cancelled when the incarnation ends. On the loop thread.
 
         Args:
             afn: What to run.
@@ -383,6 +383,9 @@ class TrioActor(pykka.Actor):
 
         Not a checkpoint. Cancelled when the incarnation ends, by whatever; the next one starts
         only after the task has ended. Returns the task's scope, to cancel it alone.
+
+        Raises:
+            RuntimeError: Not on the loop thread, or no incarnation runs; nothing was started.
         """
         return start_task(self._cell, afn, args, name, None)
 
@@ -425,8 +428,11 @@ class TrioActor(pykka.Actor):
         Raises:
             ValueError: This actor has no name of its own, so nothing could find it again; or an
                 argument is out of its bounds. Nothing was set.
+            RuntimeError: Not on the loop thread, as in the constructor of an actor that a host
+                thread starts. Nothing was set.
         """
         system = self._cell.system
+        system.check_loop()
         system.reminders.set(check_reminder(self._cell.name, name, message, at_ms, every_ms))
 
     def forget_reminder(self, name: str) -> None:

@@ -64,6 +64,9 @@ def unnamed(actor_class: type[TrioActor], supervisor: Supervisor) -> str:
 KILLED_S: Final = 1.0
 """How long a killed incarnation is waited for, at least. `on_failure` has the shutdown time."""
 
+_WATCHERS: Final = 64
+"""So few watchers are not looked through for those that have ended."""
+
 BIRTHS: Final[dict[int, Cell]] = {}
 """From a thread to the cell it makes an instance for: pykka's constructor leaves no room for an
 argument. Not a context variable: a set of one copies a tree, and constructors never suspend."""
@@ -231,6 +234,7 @@ class Cell:
 
     # -- the end
 
+    @trio.lowlevel.enable_ki_protection  # Cut off half way, it would leave asks unsettled.
     def _end(self, reason: BaseException | None) -> None:
         """Close the mailbox, bury what is left, and tell everyone who waits. Does not raise."""
         if self.state == "ended":
@@ -328,6 +332,15 @@ class Cell:
             self.settle_pills()
             return
         self.box.signal(STOP_NOW)
+
+    def look_for_pills(self) -> None:
+        """Look for stop pills that were just put into the user lane. Any thread.
+
+        Where nothing is handled for now nobody takes them. Whoever makes it so looks for pills
+        after that, as this looks after they were put in.
+        """
+        if self.box.suspended or self.supervisor.rests:
+            self.system.on_loop(self.take_pills)
 
     def take_pills(self) -> None:
         """Stop an actor whose stop pills wait in a lane that is not served: it is suspended, or
@@ -445,6 +458,15 @@ class Cell:
         if self.watchers is None:
             self.watchers = {}
         self.watchers[watcher] = incarnation
+        count = len(self.watchers)
+        if count >= _WATCHERS and count & (count - 1) == 0:
+            # Those that ended are told nothing. Looked for at each doubling, they cost each watch
+            # a step or two, and are never more than there are others.
+            self.watchers = {
+                cell: own
+                for cell, own in self.watchers.items()
+                if cell.present == own and cell.state != "ended"
+            }
 
     def _tell_watchers(self, reason: BaseException | None, *, final: bool) -> None:
         watchers = self.watchers

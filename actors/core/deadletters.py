@@ -127,7 +127,7 @@ class Ledger(Generic[E]):
         self._entries: OrderedDict[int, E] = OrderedDict()
         self._next = 1
         self._counts: dict[str, int] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # A message's finalizer may interrupt its holder.
         self._sinks: tuple[Callable[[E], object], ...] = () if sink is None else (sink,)
         self.sink_failures = 0
 

@@ -353,8 +353,14 @@ class TrioFuture(Target, pykka.Future[T]):
             lock = allocate_lock()
             lock.acquire()
             self.on_done(lock.release)
-            if not lock.acquire(timeout=-1 if timeout is None else timeout):
-                raise pykka.Timeout(f"{timeout} seconds")
+            try:
+                if not lock.acquire(timeout=-1 if timeout is None else timeout):
+                    raise pykka.Timeout(f"{timeout} seconds")
+            except BaseException:
+                # Whoever asks again and again would leave a lock behind each time.
+                with suppress(ValueError):
+                    self.__dict__["_callbacks"].remove(lock.release)
+                raise
         finally:
             if wait is not None:
                 wait.end()
@@ -407,7 +413,8 @@ class TrioFuture(Target, pykka.Future[T]):
         if self._sources or self._get_hook_result is not self._no_result:
             await checkpoint()
             return self.get()
-        return await trio.to_thread.run_sync(self.get)
+        # Cancelled, the thread is left to the hook: it may block for as long as it likes.
+        return await trio.to_thread.run_sync(self.get, abandon_on_cancel=True)
 
     # -- combining, on pykka's get hooks, with the sources known so that they can be awaited
 

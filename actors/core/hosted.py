@@ -18,7 +18,7 @@ import trio
 from trio.lowlevel import in_trio_run
 
 from .asks import Link, in_chain, links
-from .errors import ActorDeadError, WouldDeadlockError
+from .errors import ActorDeadError, OutcomeUnknownError, WouldDeadlockError
 from .future import TrioFuture
 from .hub import CAPACITY, Subscription
 from .shutdown import ShutdownReport
@@ -63,8 +63,11 @@ class HostedSystem:
         self._shutdown_s = shutdown_s
         self._trio_clock = trio_clock
         self._stop: trio.Event | None = None
+        self._quiet: trio.Event | None = None  # Set at the end of each call, at the end.
         self._ready: TrioFuture[None] = TrioFuture()
         self._error: BaseException | None = None
+        self._over = False  # Whether its run has ended.
+        self._calls: dict[trio.CancelScope, None] | None = {}  # Of `run`; None once all are cut.
         self._thread = threading.Thread(target=self._main, name=thread_name, daemon=True)
 
     def __enter__(self) -> Self:
@@ -88,10 +91,15 @@ class HostedSystem:
         self._thread.start()
         self._ready.get()
         with _lock:
-            _active.append(self)
+            if not self._over:
+                _active.append(self)
 
     def close(self) -> ShutdownReport | None:
         """Shut down and end the loop thread; return the report. Blocks.
+
+        Calls that still run when the actors have ended get what is left of `shutdown_s`, and are
+        then cancelled: who waits for one gets `OutcomeUnknownError`. One that was never opened has
+        nothing to close, and no report.
 
         Raises:
             WouldDeadlockError: Called on the loop thread.
@@ -104,7 +112,9 @@ class HostedSystem:
         with _lock:
             if self in _active:
                 _active.remove(self)
-        with suppress(trio.RunFinishedError):
+        if self._thread.ident is None:
+            return None  # It was never opened.
+        with suppress(trio.RunFinishedError, AttributeError):
             self.system.token.run_sync_soon(self._signal_stop)
         self._thread.join()
         if self._error is not None:
@@ -125,6 +135,7 @@ class HostedSystem:
                 self._ready._fail(exc)
         finally:
             with _lock:
+                self._over = True
                 if self in _active:
                     _active.remove(self)
 
@@ -133,7 +144,15 @@ class HostedSystem:
         async with self.system:
             self._ready.set(None)
             await self._stop.wait()
+            ends_at = trio.current_time() + self._shutdown_s
             self.report = await self.system.shutdown(deadline_s=self._shutdown_s)
+            with trio.move_on_at(ends_at):
+                while self.system.open_calls:
+                    self._quiet = trio.Event()
+                    await self._quiet.wait()
+            calls, self._calls = self._calls, None
+            for scope in calls or ():
+                scope.cancel(reason="its system has ended")
 
     # -- from host threads
 
@@ -178,6 +197,7 @@ class HostedSystem:
         Raises:
             WouldDeadlockError: Called on a thread that runs trio; nothing was run.
             ActorDeadError: The system has ended; nothing was run.
+            OutcomeUnknownError: The system ended while it ran.
         """
         if in_trio_run():
             raise WouldDeadlockError("run() on a thread that runs trio; nothing was run; await it")
@@ -202,7 +222,7 @@ class HostedSystem:
     def _start_call(
         self, future: TrioFuture[T], afn: Any, args: tuple[Any, ...], chained: tuple[Link, ...]
     ) -> None:
-        if self.system.closing:
+        if self.system.closing or self._calls is None:
             future._fail(self._ended())
             return
         self.system.open_calls += 1
@@ -211,18 +231,32 @@ class HostedSystem:
     async def _call(
         self, future: TrioFuture[T], afn: Any, args: tuple[Any, ...], chained: tuple[Link, ...]
     ) -> None:
+        scope = trio.CancelScope()
+        if self._calls is not None:
+            self._calls[scope] = None
         try:
-            with in_chain(*chained):
-                value = await afn(*args)
+            with scope, in_chain(*chained):
+                future._answer(await afn(*args))
+            future._fail(self._cut())  # Lost, where it came to its end.
         except Exception as exc:  # noqa: BLE001 - the caller's.
             future._fail(exc)
         except BaseException:
-            future._fail(self._ended())
+            future._fail(self._cut())
             raise
-        else:
-            future._answer(value)
         finally:
             self.system.open_calls -= 1
+            if self._calls is not None:
+                self._calls.pop(scope, None)
+            if self._quiet is not None:
+                self._quiet.set()
+
+    def _cut(self) -> OutcomeUnknownError:
+        return OutcomeUnknownError(
+            f"{self.system} ended while the call ran; whether it took effect is unknown; "
+            "call again only what may happen twice",
+            actor=self.system.name,
+            message=None,
+        )
 
     def _ended(self) -> ActorDeadError:
         return ActorDeadError(

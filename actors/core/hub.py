@@ -123,7 +123,7 @@ class Subscription:
         self._hub = hub
         self._capacity = capacity
         self._kinds = None if kinds is None else frozenset(kinds)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # A finalizer that emits may interrupt its holder.
         self._held: deque[Event] = deque()
         self._missing = 0
         self._dropped = 0
@@ -159,16 +159,18 @@ class Subscription:
     def _offer(self, event: Event) -> None:
         if self._kinds is not None and event.kind not in self._kinds:
             return
+        gone: Event | None = None  # Not before the lock: its finalizer may emit, too.
         with self._lock:
             if self._ended:
                 return
             if len(self._held) >= self._capacity:
                 # The oldest goes, so that what is missing is always right before what is read next.
-                self._held.popleft()
+                gone = self._held.popleft()
                 self._missing += 1
                 self._dropped += 1
             self._held.append(event)
             waiter, self._waiter = self._waiter, None
+        del gone
         if waiter is not None:
             waiter._answer(None)
 

@@ -180,6 +180,8 @@ async def _conclude(
     elif error is not None and not isinstance(error, ActorKilledError):
         log_error(logger, "Unhandled exception in %s:", cell.ref, error)
     cell.settle_started(outcome.error)
+    # What was to end this one and came while `on_failure` ran must not end the next.
+    cell.box.control &= ~(KILL | HALT)
     cell.scope = None
     return outcome
 

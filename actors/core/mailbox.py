@@ -141,6 +141,8 @@ class Mailbox(Room):
             else:
                 drop(self.cell, oldest, "overflow")
         self.user.extendleft(reversed(kept))
+        if kept:  # Whoever looked for pills meanwhile has not seen these.
+            self.cell.look_for_pills()
 
     def _block(self, envelope: Envelope) -> None:
         """Block a host thread until there is room, or its time is over."""

@@ -360,10 +360,7 @@ class TrioActorRef(pykka.ActorRef[A]):
                     result._answer(False)
             else:
                 cell.box.append((STOP_PILL, done, 0))
-                # Where nothing is handled for now nobody takes it. Whoever makes it so looks
-                # for pills after that, as this looks after it put one in.
-                if cell.box.suspended or cell.supervisor.rests:
-                    cell.system.on_loop(cell.take_pills)
+                cell.look_for_pills()
         if running_trio or block is False:
             return result
         return result.get(timeout=timeout)

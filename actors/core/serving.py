@@ -120,6 +120,12 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
                             how = await _serve_suspended(cell, actor)
                         if how is not None:
                             return how
+                        if clock() > until:  # The lane took the batch's time, or more.
+                            await checkpoint()
+                            until = clock() + BATCH_S
+                            if box.control or box.suspended:
+                                box.urgent = True
+                                continue
                     source = box.returned or user  # Something may have been unstashed.
                 # Looking first spares an exception a batch, whose traceback would keep a frame
                 # object of this coroutine alive: 400 bytes of an idle actor.

@@ -78,6 +78,7 @@ class Exit(NamedTuple):
     poison: bool = False
 
 
+@trio.lowlevel.enable_ki_protection  # Cut off half way, it would lose what it moves.
 def settle_exit(cell: Cell, how: str | None, error: BaseException | None) -> Exit:
     """Settle the in-flight envelope and what is owed, and say how the incarnation ended."""
     if error is not None:
@@ -145,6 +146,7 @@ def _settle_inflight_internal(
     return counts, False
 
 
+@trio.lowlevel.enable_ki_protection
 def settle_resumed(cell: Cell, error: BaseException) -> None:
     """Settle the message whose handler raised, in an incarnation that goes on.
 
@@ -211,6 +213,7 @@ def give_up(cell: Cell) -> None:
     count_dead(cell, envelope[0], "cancelled")
 
 
+@trio.lowlevel.enable_ki_protection
 def abandon(cell: Cell, exc: BaseException) -> None:
     """Settle what can be settled when the run itself is cancelled or ends with `exc`."""
     cell.last_error = exc

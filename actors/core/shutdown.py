@@ -93,7 +93,7 @@ async def shut_down(
     try:
         for phase in PHASES:
             if phase == "stop":
-                left = {cell.key: cell.box.held for cell in system.cells if cell.box.held}
+                left = {cell.key: cell.box.held for cell in list(system.cells) if cell.box.held}
             if not drain and phase in ("drain", "settle"):
                 continue
             phases.append(await _run_phase(system, phase, limits[phase], ends_at))
@@ -150,7 +150,8 @@ async def _settle(system: ActorSystem) -> None:
 async def _until_none(system: ActorSystem, waits: Callable[[Cell], bool]) -> None:
     while True:
         await trio.lowlevel.checkpoint()
-        cell = next((cell for cell in system.cells if waits(cell)), None)
+        # A copy: a start that a host thread had begun before hosts were refused may end now.
+        cell = next((cell for cell in list(system.cells) if waits(cell)), None)
         if cell is None:
             return
         await cell.wait_change()

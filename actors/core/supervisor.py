@@ -142,7 +142,9 @@ class Supervisor:
             NameTakenError: A child has its id, or a live actor its name.
             ActorDeadError: The supervisor has stopped.
             ValueError: It is significant, and the supervisor never shuts itself down.
+            RuntimeError: Not on the loop thread; nothing was started.
         """
+        self.system.check_loop()
         self._check_running()
         self.spec.check_child(spec)
         birth = Birth()
@@ -163,7 +165,9 @@ class Supervisor:
 
         Raises:
             KeyError: There is no such child.
+            RuntimeError: Not on the loop thread; nothing was done.
         """
+        self.system.check_loop()
         child = self._children[id_]
         if isinstance(child, ActorChild):
             # A sibling whose start holds the group up may wait for it: held, it ends at once.
@@ -181,7 +185,11 @@ class Supervisor:
 
         A checkpoint. Cancelled: it is stopping all the same. A start that is waited for is cut
         short, and a child that falls from now on ends.
+
+        Raises:
+            RuntimeError: Not on the loop thread; nothing was done.
         """
+        self.system.check_loop()
         if self.state == "stopped" or self.system.closing:
             return
         done: TrioFuture[list[Cell]] = TrioFuture()
@@ -192,7 +200,11 @@ class Supervisor:
         """Start a parked group's children again, in start order. Return whether it was parked.
 
         Not a checkpoint: they start in a task of the system. The restarts so far are forgotten.
+
+        Raises:
+            RuntimeError: Not on the loop thread; nothing was done.
         """
+        self.system.check_loop()
         if self.state != "parked" or self._ending:
             return False
         self.state = "running"
@@ -284,6 +296,11 @@ class Supervisor:
         while group is not None and group.state != "parked":
             group = group.parent
         return group is not None
+
+    def has(self, cell: Cell) -> bool:
+        """Whether it is a child's."""
+        child = self._children.get(cell.child_id)
+        return isinstance(child, ActorChild) and child.cell is cell
 
     def never_started(self, cell: Cell) -> bool:
         """Whether it is a child that waits for the group to be launched for the first time."""

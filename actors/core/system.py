@@ -134,7 +134,8 @@ class ActorSystem:
         self.open_calls = 0  # Of host threads, by HostedSystem.run. On the loop thread.
         self.stop_all_on_base_exception = False
         self.stopwatch: Callable[[], float] = time.perf_counter  # Of batches and ages.
-        self.lock = threading.Lock()
+        # A finalizer or a signal handler that tells somebody may interrupt whoever holds it.
+        self.lock = threading.RLock()
         self.names = Names()
         self.unnamed: set[str] = set()  # Classes of which there were actors that nobody named.
         self.cells: dict[Cell, None] = {}
@@ -261,14 +262,33 @@ class ActorSystem:
                     logger.debug("Starting %s", cell.ref, actor=cell.key)
             if not foreign:
                 self.user.adopt(cell)
-            else:
-                self.token.run_sync_soon(self._adopt, cell)
-        except BaseException as exc:
+        except BaseException:
             cell._end(None)
-            if isinstance(exc, trio.RunFinishedError):
-                raise self._not_running() from exc
             raise
+        if foreign:
+            self._hand_over(cell)
         return cell.ref
+
+    def _hand_over(self, cell: Cell) -> None:
+        """Have the loop take a cell that this thread, another one, has started."""
+        try:
+            self.token.run_sync_soon(self._adopt, cell)
+        except trio.RunFinishedError as exc:
+            cell._end(None)
+            raise self._not_running() from exc
+        except BaseException:
+            # Interrupted: the loop may have it, or may be just about to take it.
+            if not self.on_loop(self._give_up, cell):
+                cell._end(None)
+            raise
+
+    def _give_up(self, cell: Cell) -> None:
+        """End a cell that nobody knows of. Runs under run_sync_soon: it does not raise."""
+        cell.ending = True
+        if self.user.has(cell):
+            cell.stop_now()
+        else:
+            cell._end(None)
 
     def _adopt(self, cell: Cell) -> None:
         """Take a cell that a host thread started. Runs under run_sync_soon: it does not raise."""
@@ -333,7 +353,9 @@ class ActorSystem:
                 meanwhile, or the parent restarts; what was started was stopped.
             NameTakenError: The parent has a child of that id.
             ActorDeadError: The system is shutting down.
+            RuntimeError: Not on the loop thread; nothing was started.
         """
+        self.check_loop()
         parent = parent or self.root
         parent._check_running()
         supervisor = Supervisor(self, spec, parent)
@@ -357,7 +379,7 @@ class ActorSystem:
 
     def live_names(self) -> tuple[str, ...]:
         """The names of the live actors that have one. On the loop thread."""
-        return tuple(cell.name for cell in self.cells if cell.name is not None)
+        return tuple(cell.name for cell in list(self.cells) if cell.name is not None)
 
     def _find_by_key(self, key: str) -> TrioActorRef[Any] | None:
         """Return the ref of the live actor that entries know by this key, named or not."""
@@ -429,6 +451,18 @@ class ActorSystem:
         """Take an ended cell out of the system's books."""
         if self.cells.pop(cell, 0) is None:
             self._handled += cell.handled
+
+    def check_loop(self) -> None:
+        """Refuse what only the loop thread may do, before any effect.
+
+        Raises:
+            RuntimeError: This is another thread.
+        """
+        if get_ident() != self.ident:
+            raise RuntimeError(
+                f"this belongs on the loop thread of {self}; nothing was done; "
+                "HostedSystem.run() calls it there"
+            )
 
     def on_loop(self, function: Callable[..., object], *args: Any) -> bool:
         """Call a function that does not raise on the loop thread: now, or soon.

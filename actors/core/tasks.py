@@ -37,6 +37,7 @@ def start_task(
     """
     if cell.scope is None:
         raise RuntimeError(f"no incarnation of {cell} runs; a task belongs to one")
+    cell.system.check_loop()
     scope = trio.CancelScope()
     if cell.tasks is None:
         cell.tasks = {}

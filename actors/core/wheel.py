@@ -43,14 +43,16 @@ if TYPE_CHECKING:
 
 TICKS_PER_S = 64
 _EXPIRED_A_SLICE = 256  # Settling is about 2 us each: half a millisecond, then others run.
+_CANCELLED = 64  # So few timers that will not fire are not worth a look.
 
 
 class Timer:
     """A timer that was set. Fires at most once."""
 
-    __slots__ = ("_fire",)
+    __slots__ = ("_fire", "_wheel")
 
-    def __init__(self, fire: Callable[[], object]) -> None:
+    def __init__(self, wheel: Wheel, fire: Callable[[], object]) -> None:
+        self._wheel = wheel
         self._fire: Callable[[], object] | None = fire
 
     @property
@@ -61,6 +63,8 @@ class Timer:
     def cancel(self) -> bool:
         """Unset it. Return whether it was still to fire. Not a checkpoint; on the loop thread."""
         was, self._fire = self._fire is not None, None
+        if was:
+            self._wheel._unset()
         return was
 
     def _run(self) -> None:
@@ -90,6 +94,7 @@ class Wheel:
         self._ticks: list[int] = []
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
+        self._cancelled = 0  # How many of `_timers`, at most, will not fire.
         self._wake_at = math.inf
         self._nudge = trio.Event()
 
@@ -134,7 +139,7 @@ class Wheel:
 
     def at(self, delay_s: float, fire: Callable[[], object]) -> Timer:
         """Call `fire` on the loop thread in `delay_s` seconds. It must not raise. Any thread."""
-        timer = Timer(fire)
+        timer = Timer(self, fire)
         when = self._trio_now() + max(0.0, delay_s)
         if get_ident() == self._ident:
             self._set(when, timer)
@@ -148,11 +153,21 @@ class Wheel:
         if when < self._wake_at:
             self._nudge.set()
 
+    def _unset(self) -> None:
+        """Forget those that were cancelled once they are the more: their time may be far off."""
+        if get_ident() != self._ident:
+            return  # A constructor's own, on a host thread: it goes when its time comes.
+        self._cancelled += 1
+        if self._cancelled > max(_CANCELLED, len(self._timers) // 2):
+            self._timers = [entry for entry in self._timers if entry[2].active]
+            heapq.heapify(self._timers)
+            self._cancelled = 0
+
     async def run(self) -> None:
         """Expire and fire until cancelled."""
         while True:
             await self._expire()
-            self._fire()
+            await self._fire()
             self._nudge = trio.Event()
             self._wake_at = self._next()
             with trio.move_on_at(self._wake_at):
@@ -201,10 +216,14 @@ class Wheel:
         if target.settled:  # By another thread, meanwhile.
             slot.discard(target)
 
-    def _fire(self) -> None:
+    async def _fire(self) -> None:
         now = self._trio_now()
+        fired = 0
         while self._timers and self._timers[0][0] <= now:
             heapq.heappop(self._timers)[2]._run()
+            fired += 1
+            if fired % _EXPIRED_A_SLICE == 0:
+                await trio.lowlevel.checkpoint()
 
 
 def _tick_of(when: float) -> int:

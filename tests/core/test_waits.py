@@ -251,6 +251,37 @@ async def test_ring_through_a_task_that_works_for_an_owed_reply_is_refused():
             assert await passes.ask(one) == "x"
 
 
+async def test_ring_that_a_task_closes_for_an_owed_reply_from_the_other_side_is_refused():
+    gate = trio.Event()
+
+    class Works(TrioActor):
+        def on_receive(self, message: Any) -> Any:
+            reply = self.later()
+
+            async def work() -> None:
+                await gate.wait()
+                try:
+                    reply.set(await message.ask("x"))
+                except AskCycleError as error:
+                    reply.set_exception(error)
+
+            self.spawn(work)
+            return LATER
+
+    async with ActorSystem() as system:
+        one, other = system.start(Does, name="one"), system.start(Does, name="other")
+        works = system.start(Works, name="works")
+        first = one.ask(lambda _: works.ask(other))
+        await wait_all_tasks_blocked()
+        second = other.ask(lambda _: one.ask("x"))
+        await wait_all_tasks_blocked()
+        gate.set()
+        with trio.fail_after(5), pytest.raises(AskCycleError) as caught:
+            await first
+        assert caught.value.ring == ("works", "other", "one", "works")
+        assert await second == "x"
+
+
 async def test_task_goes_on_asking_when_the_reply_it_worked_for_was_given():
     class Answers(TrioActor):
         def on_receive(self, message: Any) -> Any:
