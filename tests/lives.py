@@ -25,7 +25,13 @@ REAL_S_MAX: Final = 100
 
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(
-    ["abeyance.actors.opening", "abeyance.actors.testing.scripted", "trio.testing", "pytest"]
+    [
+        "abeyance.actors.opening",
+        "abeyance.actors.testing.scripted",
+        "anthropic",
+        "trio.testing",
+        "pytest",
+    ]
 )
 
 

@@ -6,14 +6,12 @@ Each life of the host is a process with its wall clock ahead by what is said to 
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,9 @@ from abeyance.actors.ops.client import ControlClient
 from abeyance.actors.ops.stopped import StoppedStore
 from abeyance.actors.testing.simulator import Answer, ProviderSimulator, WireRequest
 
-CHILD = Path(__file__).parent / "children" / "incident.py"
+from ..lives import KILLED, Life, begin
+from .children.incident import host as incident_host
+
 REAL_S_MAX = 60.0
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
@@ -32,32 +32,21 @@ DAY_MS = 24 * HOUR_MS
 WAIT_S = 7_200
 
 
-class Life:
+class Host:
     """One process of the host."""
 
-    def __init__(self, process: trio.Process) -> None:
-        self._process = process
-        self._read = b""
+    def __init__(self, life: Life, pipe: Connection) -> None:
+        self._pipe = pipe
+        self.pid = life.pid
 
     async def call(self, name: str, *arguments: Any) -> Any:
-        assert self._process.stdin is not None
-        line = json.dumps([name, *arguments]) + "\n"
-        await self._process.stdin.send_all(line.encode())
+        self._pipe.send((name, *arguments))
         return await self.heard()
 
     async def heard(self) -> Any:
-        assert self._process.stdout is not None
-        with trio.fail_after(REAL_S_MAX):
-            while b"\n" not in self._read:
-                piece = await self._process.stdout.receive_some(65_536)
-                assert piece, "the host has ended"
-                self._read += piece
-        line, _, self._read = self._read.partition(b"\n")
-        return json.loads(line)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+        heard = await trio.to_thread.run_sync(self._pipe.poll, REAL_S_MAX)
+        assert heard, f"the host said nothing for {REAL_S_MAX} s"
+        return self._pipe.recv()
 
 
 class Incident:
@@ -66,30 +55,23 @@ class Incident:
     def __init__(self, state: Path, simulator: ProviderSimulator) -> None:
         self.state = state
         self.simulator = simulator
-        self.how = ""
+        self.compacts = False
 
     @asynccontextmanager
-    async def life(self, ahead_ms: int = 0) -> AsyncIterator[Life]:
+    async def life(self, ahead_ms: int = 0) -> AsyncIterator[Host]:
         """A host, which is killed at the end of the block."""
-        command = [
-            *(sys.executable, str(CHILD), str(self.state), self.simulator.base_url),
-            *(str(ahead_ms), self.how),
-        ]
-        async with trio.open_nursery() as nursery:
-            start = partial(
-                trio.run_process, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                check=False,
-            )  # fmt: skip
-            process = await nursery.start(start)
-            try:
-                life = Life(process)
-                assert await life.heard() == "ready"
-                yield life
-            finally:
-                os.kill(process.pid, signal.SIGKILL)
-                with trio.CancelScope(shield=True):
-                    assert await process.wait() == -signal.SIGKILL
-                nursery.cancel_scope.cancel()
+        ours, theirs = Pipe()
+        where = (self.state, self.simulator.base_url)
+        life = begin(incident_host, theirs, *where, ahead_ms, self.compacts)
+        theirs.close()
+        try:
+            host = Host(life, ours)
+            assert await host.heard() == "ready"
+            yield host
+        finally:
+            os.kill(life.pid, signal.SIGKILL)
+            assert life.wait().status == KILLED
+            ours.close()
 
     @property
     def calls(self) -> list[list[str]]:
@@ -171,7 +153,7 @@ async def test_a_stated_wait_outlasts_a_rollback_a_kill_and_a_restart_and_then_o
 async def test_a_compaction_keeps_to_a_stated_wait_over_a_rollback_a_kill_and_a_restart(
     incident: Incident,
 ) -> None:
-    incident.how = "compacting"
+    incident.compacts = True
     long = "first " * 500
     async with incident.life() as host:
         await host.call("send", long)

@@ -1,16 +1,14 @@
-"""A host with one agent on the Anthropic wire, steered by JSON lines; it is there to be killed.
+"""A host with one agent on the Anthropic wire, steered through a pipe; it is there to be killed.
 
-Arguments: the state directory, the provider's URL, by how many milliseconds its wall clock is
-ahead, and "compacting" where the agent sums up what was answered, once that is long. Each line of
-standard input is a call of a function below and its arguments; each line of standard output is what
-it came to. The first line of output says that the agent is there.
+What it is sent is a call of a method of `Host` and its arguments, what it sends what that came to.
+The first that it sends says that the agent is there.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import time
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, ClassVar
 
 import trio
@@ -105,19 +103,17 @@ class Host:
         return [f"{row.role}: {row.text}" async for row in self.ana.transcript()]
 
 
-async def main(directory: str, base_url: str, ahead_ms: str, how: str = "") -> None:
-    clock = AheadClock(int(ahead_ms))
+async def host(
+    pipe: Connection, directory: Path, base_url: str, ahead_ms: int, compacts: bool
+) -> None:
+    """Be a host whose wall clock is ahead; its agent sums up what was answered, once it is long."""
+    clock = AheadClock(ahead_ms)
     async with open_runtime(directory, clock=clock) as runtime:
         provider = AnthropicProvider(api_key="any", base_url=base_url, clock=clock)
-        context = Compacting(past_chars=2_000, keep_chars=0) if how == "compacting" else None
+        context = Compacting(past_chars=2_000, keep_chars=0) if compacts else None
         spec = AgentSpec(name="ana", provider=provider, model="m", context=context)
-        ana = await runtime.add_agent(spec)
-        host = Host(runtime, ana, clock)
-        print(json.dumps("ready"), flush=True)
-        while line := await trio.to_thread.run_sync(sys.stdin.readline):
-            name, *arguments = json.loads(line)
-            print(json.dumps(await getattr(host, name)(*arguments)), flush=True)
-
-
-if __name__ == "__main__":
-    trio.run(main, *sys.argv[1:])
+        steered = Host(runtime, await runtime.add_agent(spec), clock)
+        pipe.send("ready")
+        while True:
+            name, *arguments = await trio.to_thread.run_sync(pipe.recv)
+            pipe.send(await getattr(steered, name)(*arguments))
