@@ -10,18 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from .table import marked, read
+from .table import Table, marked, read
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_every_removal_names_one_place_of_the_code_and_a_test_that_is_there() -> None:
-    assert len(read(ROOT).removals) > 0
+@pytest.fixture(scope="module")
+def table() -> Table:
+    return read(ROOT)
+
+
+def test_every_removal_names_one_place_of_the_code_and_a_test_that_is_there(table: Table) -> None:
+    assert len(table.removals) > 0
 
 
 @pytest.mark.behaviour("D-089")
-def test_every_marked_behaviour_has_a_removal_or_a_reason_why_not() -> None:
-    table = read(ROOT)
+def test_every_marked_behaviour_has_a_removal_or_a_reason_why_not(table: Table) -> None:
     named = {id_ for removal in table.removals for id_ in removal.ids} | set(table.untried)
     assert sorted(set(marked(ROOT)) - named) == [], "name each in one of tests/removals/*.toml"
 
