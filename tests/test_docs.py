@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import pickle
 import re
@@ -156,7 +157,8 @@ def test_page_of_providers_is_what_the_readings_say() -> None:
     assert written == module.page(), "run ./dev docs --write"
 
 
-def _marked() -> set[str]:
+@functools.cache
+def _marked() -> frozenset[str]:
     """The catalogue ids that some test carries, read from the tests' own source."""
     marked: set[str] = set()
     for path in (ROOT / "tests").rglob("test_*.py"):
@@ -167,7 +169,7 @@ def _marked() -> set[str]:
                 and node.func.attr == "behaviour"
             ):
                 marked |= {a.value for a in node.args if isinstance(a, ast.Constant)}
-    return marked
+    return frozenset(marked)
 
 
 def test_every_promised_behaviour_is_marked_on_a_test_and_every_marked_one_is_promised() -> None:

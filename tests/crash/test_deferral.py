@@ -24,6 +24,8 @@ ROOT = Path(__file__).parents[2]
 SAMPLE = 24
 WITHIN_S = 45
 
+pytestmark = pytest.mark.slow
+
 
 def run_matrix(tmp_path: Path, *args: str) -> dict[str, Any]:
     """The summary of a run in a process of its own."""

@@ -22,7 +22,7 @@ KILLS = 6
 RUN_S_MAX = 300
 """Alone it takes some ten seconds, beside a dozen busy processes ten times that."""
 
-pytestmark = pytest.mark.timeout(RUN_S_MAX + 30)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(RUN_S_MAX + 30)]
 
 
 @dataclass

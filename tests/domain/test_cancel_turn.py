@@ -573,7 +573,10 @@ Press = Callable[[], Awaitable[CancelReceipt]]
 
 
 @pytest.mark.parametrize("victim", ["agent", "slot", "gate", "journal"])
-@pytest.mark.parametrize("after", range(0, 48, 3))
+@pytest.mark.parametrize(
+    "after",
+    [pytest.param(n, marks=pytest.mark.slow if n % 12 else ()) for n in range(0, 48, 3)],
+)
 @pytest.mark.parametrize("where", ["live", "held"])
 async def test_a_turn_is_cancelled_once_when_an_actor_dies_under_it(
     world: World, virtual_time: MockClock, where: str, victim: str, after: int

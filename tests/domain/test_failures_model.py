@@ -83,7 +83,9 @@ class Model:
 
 
 @pytest.mark.behaviour("W-063", "W-096", "W-103")
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=pytest.mark.slow if seed > 2 else ()) for seed in range(12)]
+)
 async def test_no_call_is_made_before_what_holds_it_ends_and_none_much_later(
     world: World, virtual_time: MockClock, seed: int
 ) -> None:

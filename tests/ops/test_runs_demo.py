@@ -26,6 +26,7 @@ DEMO_S_MAX = 280.0
 LINES = 12
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(DEMO_S_MAX + 20)
 @pytest.mark.behaviour("S-035", "S-037", "S-044", "S-064")
 def test_every_line_of_the_runs_demo_holds_and_it_leaves_no_process_behind(
