@@ -145,8 +145,8 @@ class RunVerbs:
 
     async def take_over_run(self, run: str, *, requester: str, door: Door = "api") -> RunReceipt:
         """Take a run from the process that owns it, though that lives: one that hangs, or is
-        stopped. What was executed there goes on here. One that waits is nobody's, unless a thread
-        of it was left there: then it is, from then on.
+        stopped. What was executed there goes on here. One that waits, or needs an operator, is
+        nobody's, unless a thread of it was left there: then it is, from then on.
 
         When that process goes on it is refused whatever it would record of the run. What it was
         in the middle of is in doubt, and settled by its policy; it may still have its effect.

@@ -31,7 +31,6 @@ from .domain.journal import Journal
 from .domain.protocol import OfferPending
 from .domain.reminders import NAME as REMINDERS
 from .domain.reminders import DurableReminders, Reminders
-from .domain.run_claims import Claims
 from .domain.run_folders import RunFolders
 from .domain.run_protocol import LookForRuns, News
 from .domain.runs import NAME as RUNS
@@ -248,7 +247,7 @@ async def _start_schedules(runtime: Runtime, news: News) -> None:
                         runtime._journal,
                         runtime._alarm,
                         runs,
-                        Claims(store, runtime._journal, runtime._ownership, clock, runtime._mode),
+                        runtime._workflows.claims,
                         clock,
                         runtime._mode,
                         runtime._workflows.find,

@@ -98,7 +98,7 @@ class Workflows(RunLooks):
         self._threads = threads
         self._clock = clock
         self._mode = mode
-        self._claims = Claims(store, journal, ownership, clock, mode)
+        self.claims = Claims(store, journal, ownership, clock, mode, threads)
         self._changed = changed
         self._known: dict[str, Workflow] = {}
 
@@ -146,7 +146,7 @@ class Workflows(RunLooks):
                 started_ms=now_ms,
                 changed_ms=now_ms,
             )
-            guards, puts = self._claims.owned(run)
+            guards, puts = self.claims.owned(run)
             request = first_request(
                 run,
                 record,
@@ -218,7 +218,7 @@ class Workflows(RunLooks):
                 return None
             _check_version(run, record, workflow)
             check_decided(self._store, run, record, in_doubt)
-            taken = self._claims.taken_up(decided(record, in_doubt))
+            taken = self.claims.taken_up(decided(record, in_doubt))
             return taken if choice is None else replace(taken, choice=choice)
 
         def settle(_row: Row) -> tuple[tuple[Guard, ...], tuple[Put, ...]]:
@@ -226,7 +226,7 @@ class Workflows(RunLooks):
 
         self._kept.coming.add(run)
         try:
-            claim = await self._claims.move(run, decide, by, puts=settle)
+            claim = await self.claims.move(run, decide, by, puts=settle)
         except BaseException:
             self._kept.coming.discard(run)
             raise
@@ -275,20 +275,18 @@ class Workflows(RunLooks):
 
         def decide(record: Run) -> Run | None:
             # What waits is nobody's to be taken from, but for one with a thread left.
-            if not is_owned(record) or self._claims.owner_guard(run) is not None:
+            if not is_owned(record) or self.claims.owner_guard(run) is not None:
                 return None
             _check_version(run, record, workflow)
-            waits = record.suspension
-            if record.state in LIVE or waits is None:
-                return self._claims.taken_up(record)
-            waits = replace(waits, threads=0)
-            return replace(record, suspension=waits, changed_ms=self._clock.now_ms())
+            if record.state in LIVE:
+                return self.claims.taken_up(record)
+            return replace(record, changed_ms=self._clock.now_ms())
 
         self._kept.coming.add(run)
         try:
-            claim = await self._claims.move(run, decide, by, force=True)
+            claim = await self.claims.move(run, decide, by, force=True)
         finally:
-            if self._claims.owner_guard(run) is None:
+            if self.claims.owner_guard(run) is None:
                 self._kept.coming.discard(run)
         if claim.state not in LIVE:
             self._kept.coming.discard(run)
@@ -303,7 +301,7 @@ class Workflows(RunLooks):
         def decide(record: Run) -> Run | None:
             return cancelled(record, reason, by, self._clock.now_ms())
 
-        claim = await self._claims.move(run, decide, by)
+        claim = await self.claims.move(run, decide, by)
         receipt = self._receipt(run, claim, begin=False)
         # When this returns, nothing of it runs but a thread; where they are parked nothing did.
         if self._group.state != "parked":

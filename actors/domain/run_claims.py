@@ -27,7 +27,8 @@ from abeyance.storage.tables.runs import Run
 
 from .errors import not_stored
 from .mode import HostMode
-from .run_rows import LIVE, NOBODY, RunId, bounded, change, is_owned
+from .run_rows import LIVE, NOBODY, RunId, bounded, change, is_owned, put_down
+from .step_threads import StepThreads
 
 
 class Claim(NamedTuple):
@@ -47,13 +48,20 @@ class Claims:
     """Taking runs up, by compare-and-set. For the alarm, a boot and operators alike."""
 
     def __init__(
-        self, store: Store, journal: Any, ownership: Ownership, clock: Clock, mode: HostMode
+        self,
+        store: Store,
+        journal: Any,
+        ownership: Ownership,
+        clock: Clock,
+        mode: HostMode,
+        threads: StepThreads,
     ) -> None:
         self._store = store
         self._journal = journal
         self._ownership = ownership
         self._clock = clock
         self._mode = mode
+        self._threads = threads
 
     def owned(
         self, run: RunId, *, force: bool = False
@@ -110,6 +118,7 @@ class Claims:
                 return Claim(
                     record.state, won=False, elsewhere=True, pid=error.pid, host=error.host
                 )
+            new = put_down(new, self._threads.running(run))
             more_guards, more_puts = puts(row)
             if new.state in LIVE:
                 # A quiesce that is committed first refuses it.

@@ -16,6 +16,7 @@ import trio
 from msgspec.structs import replace
 
 from abeyance.actors.core.clock import Clock
+from abeyance.storage.crashpoints import crashpoint, declare
 from abeyance.storage.store import Committed, Guard, Put, Refused, Request, Row, Store
 from abeyance.storage.tables.runs import Run
 
@@ -24,9 +25,11 @@ from .persistence import until_stored
 from .run_errors import run_ended
 from .run_folders import RunFolders
 from .run_places import Place
-from .run_rows import RunId, bounded, change, given_up
+from .run_rows import RunId, bounded, change, given_up, put_down
 from .run_turns import Agents
 from .step_threads import StepThreads
+
+declare("run.after_handed_over", "a run is given up for the process that has its agent")
 
 
 class Outcome(NamedTuple):
@@ -124,14 +127,21 @@ class Life:
         """Give the run up for the process that has an agent, whichever claims it then.
 
         A checkpoint. Durable before the life ends: nobody owns the run, and it is `resuming`.
+        Waits for the threads that are left of it here: elsewhere nobody could join them.
         """
+        self.quiet.set()
+        await self.threads.wait_idle(self.run)
+        self.make_busy()
         record = replace(
             self.record, state="resuming", reason=bounded(why), changed_ms=self.clock.now_ms()
         )
         owner = self.store.get("owners", self.run.owned)
         puts = (Put("owners", self.run.owned, given_up(owner)),)
         self.left_to = agent
-        self.end("resuming" if await self.move(record, "runtime", puts=puts) else "lost")
+        moved = await self.move(record, "runtime", puts=puts)
+        if moved:
+            crashpoint("run.after_handed_over")
+        self.end("resuming" if moved else "lost")
         await self.park()
 
     async def lay_down(self) -> NoReturn:
@@ -157,6 +167,7 @@ class Life:
         self, record: Run, by: str, *, guards: tuple[Guard, ...] = (), puts: tuple[Put, ...] = ()
     ) -> bool:
         """Change the run's row; False where this life is not the one that may."""
+        record = put_down(record, self.threads.running(self.run))
         request = change(self.run, self.row, record, by, owner=self.owner, guards=guards, puts=puts)
         if not await self.commit(request):
             return False

@@ -301,10 +301,13 @@ def is_owned(record: Run) -> bool:
 
     It does while it executes the run, and while a thread that it cannot end may still do so.
     """
-    waits = record.suspension
-    return record.state in LIVE or (
-        record.state in WAITING and waits is not None and waits.threads > 0
-    )
+    return record.state in LIVE or (record.state not in ENDED and record.threads > 0)
+
+
+def put_down(record: Run, threads: int) -> Run:
+    """A run's record as this process puts it, with so many functions of it in threads here."""
+    rests = record.state not in LIVE and record.state not in ENDED
+    return replace(record, threads=threads if rests else 0)
 
 
 def given_up(owner: Row | None) -> Value:

@@ -118,7 +118,8 @@ class Taking:
 
     async def _claim(self, run: RunId) -> None:
         try:
-            handed = self._kept.handed.pop(run, None)
+            # Kept until something is recorded: a refused commit must not have it waited for anew.
+            handed = self._kept.handed.get(run)
             decide = (
                 partial(self._automatic, run)
                 if handed is None
@@ -136,6 +137,7 @@ class Taking:
             self._seams.look_later()
             return
         if claim.won:
+            self._kept.handed.pop(run, None)
             crashpoint("run.after_claimed")
             self._seams.told(run, claim.state)
         if claim.won and claim.state == "resuming":

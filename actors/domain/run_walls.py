@@ -14,6 +14,7 @@ import math
 from typing import Any, Final, Literal, NamedTuple
 
 import trio
+from msgspec.structs import replace
 
 from abeyance.actors.providers.capacity import (
     CapacityExhaustedError,
@@ -27,7 +28,7 @@ from abeyance.actors.providers.stated import StatedWait, WaitEnds
 from abeyance.storage.crashpoints import crashpoint, declare
 from abeyance.storage.store import Guard, Put
 from abeyance.storage.tables.fields import INSTANT_MS_MAX, NAME_BYTES_MAX
-from abeyance.storage.tables.runs import Suspension
+from abeyance.storage.tables.runs import Run, Suspension
 
 from .foreign import told
 from .ingress import clean_text
@@ -69,7 +70,9 @@ async def suspend(
     if moved:
         crashpoint("run.after_suspended")
         life.end(record.state)
-    elif moved is None and (row := life.store.get("runs", life.run.row)) and row.record == record:
+    elif (
+        moved is None and (row := life.store.get("runs", life.run.row)) and _is(row.record, record)
+    ):
         # The last of the asks was stored as the time ran out.
         life.end(record.state)
     elif moved is None:
@@ -79,6 +82,10 @@ async def suspend(
         )
     else:
         life.end("lost")
+
+
+def _is(stored: Run, record: Run) -> bool:
+    return replace(stored, threads=record.threads) == record
 
 
 def held_by(held: Holds, life: Life, where: Where) -> Suspension:
@@ -109,7 +116,6 @@ def _stands(life: Life, where: Where) -> dict[str, Any]:
         "folder": life.folders.known(life.run, life.record),
         "session": inside[-1] if inside else None,
         "exact": None not in inside,
-        "threads": life.threads.running(life.run),
         "attempt": life.record.walls + 1,
         "since_ms": life.clock.now_ms(),
     }

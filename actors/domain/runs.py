@@ -95,7 +95,7 @@ class Runs(TrioActor):
         self._clock = clock
         self._news = news
         self._mode = mode
-        self._claims = Claims(store, journal, ownership, clock, mode)
+        self._claims = Claims(store, journal, ownership, clock, mode, threads)
         self._threads = threads
         self._agents = agents
         self._desk = desk

@@ -129,6 +129,13 @@ class StepThreads:
             if (store, owner) == (self._store, run)
         )
 
+    async def wait_idle(self, run: RunId) -> None:
+        """Wait until no function of a run is in a thread. A checkpoint. Cancelled: they run on."""
+        await trio.lowlevel.checkpoint()
+        for (store, owner, _), thread in list(self._known.items()):
+            if (store, owner) == (self._store, run) and thread.is_running:
+                await thread.wait()
+
     async def call(self, run: RunId, ordinal: int, function: Callable[[], Any], name: str) -> Any:
         """Run a function in a thread, or join the thread that this item has already.
 

@@ -83,9 +83,6 @@ class Suspension(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The handle of the provider's session that it stands inside, where there is one."""
     exact: bool = True
     """False: it stands inside a session that nothing resumes; only an operator takes it up."""
-    threads: Seq = 0
-    """Functions of it that its workflow gave up and that were still in threads of its process,
-    which nobody can end: while that lives, the run stays its own."""
     attempt: Annotated[int, Meta(ge=1)]
     """The how manieth wall of this run."""
     failure: Text
@@ -109,6 +106,9 @@ class Run(Record, frozen=True, kw_only=True):
     doubt: Seq | None = None
     """The item in doubt that its author's policy left to an operator, while one is to decide."""
     suspension: Suspension | None = None
+    threads: Seq = 0
+    """Where it waits or needs an operator: functions of it that its workflow gave up and that were
+    still in threads of its process, which nobody can end: while that lives, the run is its own."""
     choice: Choice | None = None
     schedule: Name | None = None
     """The schedule that started it, where one did."""

@@ -11,13 +11,15 @@ import json
 import os
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import trio
 
 from abeyance.actors import (
+    AgentSpec,
     DidNotHappen,
     Happened,
     ModelChoice,
@@ -28,10 +30,15 @@ from abeyance.actors import (
     open_runtime,
     step_context,
 )
-from abeyance.actors.domain.run_rows import in_bucket
+from abeyance.actors.domain.run_rows import NOBODY, RunId, in_bucket
 from abeyance.actors.providers import CapacityExhaustedError, Exhaustion
-from abeyance.actors.testing import WallClock
+from abeyance.actors.testing import ScriptedProvider, WallClock, reply
 from abeyance.storage import crashpoints
+from abeyance.storage.codec import encode
+from abeyance.storage.lmdb_store import LmdbStore
+from abeyance.storage.locks import FileLock
+from abeyance.storage.store import Committed, Put, Request
+from abeyance.storage.tables.ownership import Owner
 
 KEY = "k"
 FALLBACKS = (ModelChoice("p", "m2"),)
@@ -39,6 +46,8 @@ NOW = 1_791_374_400_000
 HOUR = 3_600_000
 ITEMS = ("gather", "write/a", "write/b", "write/c", "close", "final/file")
 """Every item's path, in order; the last is the finaliser's."""
+ASKED = ("draft", "ana")
+"""The item that is an agent's turn, where there is one: behind the others. Whose it is."""
 BLOCKED = "b"
 """The item that meets the walls."""
 REAL_S_MAX = 60.0
@@ -57,6 +66,8 @@ class Stage(NamedTuple):
     start: bool = False
     in_doubt: str = "ask"
     """What becomes of an item in doubt: a function is `ask`ed, `retry`, or an operator decides."""
+    agent: Literal["none", "elsewhere", "here"] = "none"
+    """Where the agent is whose turn is the last item before the end; `none`: there is no such."""
 
 
 class Effects:
@@ -82,12 +93,12 @@ class Play:
     """The workflow as one life has it."""
 
     def __init__(self, effects: Effects, clock: WallClock, stage: Stage) -> None:
-        self._effects = effects
-        self._clock = clock
+        self.effects = effects
+        self.clock = clock
         self._stage = stage
 
     async def body(self, run: RunContext, _params: Any) -> list[str]:
-        policy: Any = self._effects.asked if self._stage.in_doubt == "ask" else "recover"
+        policy: Any = self.effects.asked if self._stage.in_doubt == "ask" else "recover"
         first = await run.do("gather", self._act, "gather", None, in_doubt=policy)
         with run.step("write", total=3):
             written = [
@@ -95,22 +106,24 @@ class Play:
                 for name in ("a", BLOCKED, "c")
             ]
         last = await run.do("close", self._act, "close", None, in_doubt=policy)
+        if self._stage.agent != "none":
+            await run.ask(*ASKED, "hello")
         return [first, *written, last]
 
     async def file(self, _result: Any) -> str:
         await trio.lowlevel.checkpoint()
-        return self._effects.act()
+        return self.effects.act()
 
     async def _act(self, name: str, choice: Any) -> str:
         await trio.lowlevel.checkpoint()
         if name == BLOCKED and choice is None:
             self._meet_walls()
-        return self._effects.act()
+        return self.effects.act()
 
     def _meet_walls(self) -> None:
         for hour in self._stage.walls:
             ends_ms = None if hour is None else NOW + hour * HOUR
-            if ends_ms is None or self._clock.now_ms() < ends_ms:
+            if ends_ms is None or self.clock.now_ms() < ends_ms:
                 raise CapacityExhaustedError(
                     (Exhaustion(provider="p", model="m", window="five_hour", retry_at_ms=ends_ms),)
                 )
@@ -125,7 +138,45 @@ async def live(
     """Open the runtime, do what the stage says, and stay until nothing of a run goes on."""
     clock, effects = WallClock(NOW + stage.hour * HOUR), Effects(directory / "effects")
     play = Play(effects, clock, stage)
+    if stage.agent == "elsewhere":
+        # There is such an agent; then it is not here.
+        async with open_runtime(directory / "state", control=False, clock=clock) as runtime:
+            await _add_agent(runtime)
+    with agent_elsewhere(directory / "state") if stage.agent == "elsewhere" else nullcontext():
+        await _live(directory, stage, keys, within_s, play)
+
+
+@contextmanager
+def agent_elsewhere(state: Path) -> Iterator[None]:
+    """Within the block the agent is another opening's, which lives for as long as this process."""
+    store = LmdbStore.open(state, clock_ms=lambda: NOW)
+    proof = FileLock(store.directory / "owners" / store.nonce)
+    for kind in ("agent", "slot"):
+        row = store.get("owners", (kind, ASKED[1]))
+        fence = 1 if row is None else row.record.fence + 1
+        put = Put("owners", (kind, ASKED[1]), encode(Owner(nonce=store.nonce, fence=fence)))
+        assert isinstance(store.commit(Request(puts=(put,)))[0], Committed)
+    store.close()
+    proof.acquire_nowait()
+    try:
+        yield
+    finally:
+        proof.close()
+
+
+async def _add_agent(runtime: Runtime) -> None:
+    # Whatever of it an earlier life of this stage got to send, there is an answer left.
+    provider = ScriptedProvider([reply("hi")] * 3)
+    await runtime.add_agent(AgentSpec(name=ASKED[1], provider=provider, model="m"))
+
+
+async def _live(
+    directory: Path, stage: Stage, keys: tuple[str, ...], within_s: float, play: Play
+) -> None:
+    clock, effects = play.clock, play.effects
     async with open_runtime(directory / "state", control=False, clock=clock) as runtime:
+        if stage.agent == "here":
+            await _add_agent(runtime)
         # Finalisers are items as others are; the policy of one in doubt is to ask an operator.
         runtime.add_workflow(
             "five", play.body, finalisers=[("file", play.file)], fallbacks=FALLBACKS, buffer_s=0
@@ -163,10 +214,22 @@ async def settled(runtime: Runtime, effects: Effects, clock: WallClock) -> None:
             (run.resume_after_ms or 0) <= clock.now_ms()
             for run in runtime.runs(state="waiting_for_capacity", limit=1)
         )
+        if next(in_bucket(runtime._store, "live"), None) is not None and is_left(runtime):
+            return
         # In one look behind that one: what is resumed meanwhile is in either, whichever is seen.
         if not due and next(in_bucket(runtime._store, "live"), None) is None:
             return
         await trio.sleep(POLL_S)  # Another process may end them, which no event here tells.
+
+
+def is_left(runtime: Runtime) -> bool:
+    """Whether the run was given up for the process that has its agent."""
+    row = runtime._store.get("owners", RunId(KEY, 1).owned)
+    where = runtime._store.get("owners", ("agent", ASKED[1]))
+    if row is None or row.record.nonce != NOBODY or where is None:
+        return False
+    nonce = where.record.nonce
+    return nonce != runtime._ownership.nonce and runtime._ownership.is_alive(nonce)
 
 
 async def decide(runtime: Runtime, run: str, effects: Effects) -> None:

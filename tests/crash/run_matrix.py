@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 from abeyance.storage.lmdb_store import LmdbStore
 from abeyance.storage.store import Row
 
-from .run_life import ITEMS, KEY, REAL_S_MAX, Stage, count, fork
+from .run_life import ASKED, ITEMS, KEY, REAL_S_MAX, Stage, count, fork
 
 SCENARIOS: dict[str, tuple[Stage, ...]] = {
     "wall": (Stage(0, (1,), start=True), Stage(1, (1,))),
@@ -43,10 +43,13 @@ SCENARIOS: dict[str, tuple[Stage, ...]] = {
         Stage(0, (1,), start=True, in_doubt="recover"),
         Stage(1, (1,), in_doubt="recover"),
     ),
+    "given up": (Stage(0, start=True, agent="elsewhere"), Stage(0, agent="here")),
 }
-WALLS = {"second wall": 2}
+WALLS = {"second wall": 2, "given up": 0}
 CANCELLED = ("cancel",)
 BY_AN_OPERATOR = ("decided",)
+ASKING = ("given up",)
+"""An agent's turn is the last item but the finaliser, and no effect."""
 KILLED = -signal.SIGKILL
 PLACES = ("run.", "writer.")
 PROGRESS_EVERY = 25
@@ -127,8 +130,10 @@ def judge(directory: Path, scenario: str) -> list[str]:
     ends = "cancelled" if scenario in CANCELLED else "completed"
     if run.state != ends:
         found.append(f"it is {run.state}, not {ends}: {run.reason}")
-    done = ITEMS[:2] if scenario in CANCELLED else ITEMS
-    expected = Counter(f"{KEY}@1/{number}" for number in range(len(done)))
+    places = [*range(2 if scenario in CANCELLED else len(ITEMS))]
+    if scenario in ASKING:
+        places[-1] += 1
+    expected = Counter(f"{KEY}@1/{number}" for number in places)
     if effects(directory) != expected:
         found.append(f"the effects are {dict(effects(directory))}")
     if run.walls != (walls := WALLS.get(scenario, 1)):
@@ -136,6 +141,11 @@ def judge(directory: Path, scenario: str) -> list[str]:
     steps = [record for _, record in rows(directory, "run_transitions")]
     if any(one.after != two.before for one, two in pairwise(steps)):
         found.append("its history has a gap")
+    if scenario in ASKING and not any(
+        record.agent == ASKED[1] and record.state == "done"
+        for _, record in rows(directory, "run_items")
+    ):
+        found.append("its agent's turn is not recorded")
     woken = sum(step.before.startswith("waiting") for step in steps if step.before)
     if woken != walls:
         found.append(f"it was woken {woken} times for {walls} walls")

@@ -32,7 +32,7 @@ from abeyance.storage.locks import FileLock
 from abeyance.storage.store import Committed, Put, Request
 from abeyance.storage.tables.ownership import Owner
 
-from .test_runs import BUFFER, HOUR, Effects, five, states, waiting, wall
+from .test_runs import BUFFER, HOUR, Effects, RefusingStore, five, states, waiting, wall
 from .test_step_threads import Body, out_of_its_thread
 from .world import World, until
 
@@ -130,8 +130,9 @@ async def test_run_that_a_live_process_executes_is_left_to_it(
             assert len(effects.keys) == 3
 
 
-async def test_waiting_run_whose_thread_is_left_in_a_live_process_is_that_ones(
-    world: World, virtual_time: MockClock
+@pytest.mark.parametrize("rests", ["waiting_for_capacity", "recovery_required"])
+async def test_run_that_rests_with_a_thread_left_in_a_live_process_is_that_ones(
+    world: World, virtual_time: MockClock, rests: str
 ) -> None:
     """Its item would be run beside itself; an operator who knows better takes it over."""
     slow, walls = Body(), [world.clock.now_ms() + HOUR]
@@ -144,6 +145,8 @@ async def test_waiting_run_whose_thread_is_left_in_a_live_process_is_that_ones(
     async def body(run: RunContext, _params: Any) -> None:
         with gives_up if walls else trio.CancelScope():
             await run.do("slow", slow, in_doubt="retry")
+        if rests == "recovery_required":
+            await run.ask("draft", "ana", "hello")
         await run.do("act", act)
 
     async with world.open() as runtime:
@@ -151,8 +154,8 @@ async def test_waiting_run_whose_thread_is_left_in_a_live_process_is_that_ones(
         await runtime.start_run("k", "w")
         await until(lambda: slow.entered == 1)
         gives_up.cancel()
-        await until(lambda: runtime.run("k").state == "waiting_for_capacity")
-        assert world.rows("runs")[0].suspension.threads == 1
+        await until(lambda: runtime.run("k").state == rests)
+        assert world.rows("runs")[0].threads == 1
     with owned_elsewhere(world.directory, ("run", "k@1")):
         store = StoppedStore(world.directory, writing=True)
         with pytest.raises(RunOwnedElsewhereError):
@@ -162,10 +165,15 @@ async def test_waiting_run_whose_thread_is_left_in_a_live_process_is_that_ones(
         async with world.open() as runtime:
             runtime.add_workflow("w", body)
             await trio.sleep(2 * HOUR / 1_000)
-            assert runtime.run("k").state == "waiting_for_capacity"
+            assert runtime.run("k").state == rests
             with pytest.raises(RunOwnedElsewhereError):
                 await runtime.resume_run("k", requester="ops")
             assert (await runtime.take_over_run("k", requester="ops")).changed
+            if rests == "recovery_required":
+                walls.clear()
+                await world.add([reply("hi")])
+                assert runtime.run("k").state == rests
+                assert (await runtime.resume_run("k", requester="ops")).changed
             with trio.fail_after(120):
                 assert (await runtime.wait_run("k")).state == "completed"
     assert slow.entered == 1
@@ -206,6 +214,41 @@ async def test_run_that_asks_an_agent_of_another_process_is_left_to_that_one(
     assert effects.log == ["first"]
 
 
+async def test_run_with_a_thread_left_is_given_up_for_another_process_when_that_has_ended(
+    world: World, virtual_time: MockClock
+) -> None:
+    """Nobody could join it there: its item would be run beside itself."""
+    slow, gives_up = Body(), trio.CancelScope()
+
+    async def body(run: RunContext, _params: Any) -> None:
+        with gives_up:
+            await run.do("slow", slow, in_doubt="retry")
+        await run.ask("draft", "ana", "hello")
+
+    async with world.open():
+        await world.add([])
+    with owned_elsewhere(world.directory, ("agent", "ana"), ("slot", "ana")):
+        async with world.open() as runtime:
+            runtime.add_workflow("w", body)
+            await runtime.start_run("k", "w")
+            await until(lambda: slow.entered == 1)
+            gives_up.cancel()
+            await until(lambda: len(runtime.run_steps("k")) == 2)
+            for _ in range(3):
+                await trio.testing.wait_all_tasks_blocked()
+            assert (runtime.run("k").state, runtime.run("k").executed) == ("running", True)
+            await out_of_its_thread(slow)
+            await until(lambda: runtime.run("k").state == "resuming")
+            assert not runtime.run("k").executed
+    async with world.open() as runtime:
+        gives_up = trio.CancelScope()
+        runtime.add_workflow("w", body)
+        await world.add([reply("hi")])
+        with trio.fail_after(120):
+            assert (await runtime.wait_run("k")).state == "completed"
+    assert slow.entered == 1
+
+
 async def test_run_whose_agent_comes_to_the_process_that_gave_it_up_goes_on_there(
     world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,6 +264,33 @@ async def test_run_whose_agent_comes_to_the_process_that_gave_it_up_goes_on_ther
             monkeypatch.setattr(runtime._ownership, "is_alive", lambda nonce: nonce == mine)
             await world.add([reply("hi")])
             assert (await runtime.wait_run("k")).result == "hi"
+
+
+async def test_refused_commit_has_a_run_that_was_given_up_waited_for_no_longer(
+    world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    effects, refusing, refused = Effects(), RefusingStore(monkeypatch), list[float]()
+
+    def refuses(request: Request) -> bool:
+        if len(refused) == 3 or not any(put.table == "runs" for put in request.puts):
+            return False
+        refused.append(trio.current_time())
+        return True
+
+    async with world.open():
+        await world.add([])
+    with owned_elsewhere(world.directory, ("agent", "ana"), ("slot", "ana")):
+        async with world.open() as runtime:
+            runtime.add_workflow("asks", asking(effects))
+            await runtime.start_run("k", "asks")
+            await until(lambda: runtime.run("k").state == "resuming")
+            given_up_s = trio.current_time()
+            refusing.refuses = refuses
+            with trio.fail_after(HANDED_S + 90):
+                await until(lambda: runtime.run("k").state == "recovery_required")
+            assert refused[0] >= given_up_s + HANDED_S
+            assert len(refused) == 3
+            assert states(world, "k") == ["running", "resuming", "recovery_required"]
 
 
 @pytest.mark.parametrize("taken", ["by nobody", "and given back"])
