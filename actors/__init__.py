@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     )
     from .domain.prices import Price, Prices
     from .domain.protocol import ReleaseReceipt
+    from .domain.retention import Retention
     from .domain.run_context import RunContext
     from .domain.run_errors import (
         RunEndedError,
@@ -144,6 +145,7 @@ __all__ = [
     "Receipt",
     "ReleaseReceipt",
     "ResumeReceipt",
+    "Retention",
     "Retry",
     "RunContext",
     "RunEndedError",
@@ -248,6 +250,7 @@ _HOMES: Final = {
     ),
     ".domain.prices": ("Price", "Prices"),
     ".domain.protocol": ("ReleaseReceipt",),
+    ".domain.retention": ("Retention",),
     ".domain.run_context": ("RunContext",),
     ".domain.run_errors": (
         "RunEndedError",

@@ -99,3 +99,18 @@ class ArchiveVerbs:
                 by,
                 runtime.clock.now_ms(),
             )
+
+    async def prune(self) -> dict[str, int]:
+        """Delete what is older than the host's `Retention` says, now and not within the hour.
+
+        A checkpoint a slice of rows and a commit. Cancelled, or where nothing can be stored: what
+        was deleted is, the rest goes at a later pass.
+
+        Returns:
+            How many rows were deleted, by table.
+        Raises:
+            RuntimeClosedError: The runtime has ended.
+        """
+        runtime = cast("Runtime", self)
+        runtime._check_open()
+        return await runtime._pruner.run()

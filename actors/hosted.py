@@ -32,6 +32,7 @@ from .domain.mode import WITHIN_S
 from .domain.prices import Prices
 from .domain.protocol import ReleaseReceipt
 from .domain.requesters import Admin
+from .domain.retention import Retention
 from .domain.slot_inbox import InboxRow
 from .domain.spec import AgentSpec
 from .domain.spent_reading import By, UsageReport
@@ -63,7 +64,7 @@ class HostedRuntime(HostedRunVerbs, HostedScheduleVerbs, HostedApprovalVerbs, Ho
         trace: Whether messages carry the OpenTelemetry context, as for `open_runtime`.
         account_waits: As for `open_runtime`.
         admin: The host's gate for operators' acts, as for `open_runtime`; it runs on the loop.
-        prices, budgets: As for `open_runtime`.
+        prices, budgets, retention: As for `open_runtime`.
     """
 
     def __init__(
@@ -81,8 +82,10 @@ class HostedRuntime(HostedRunVerbs, HostedScheduleVerbs, HostedApprovalVerbs, Ho
         admin: Admin | None = None,
         prices: Prices | None = None,
         budgets: Sequence[Budget] = (),
+        retention: Retention | None = None,
     ) -> None:
         self._trace = trace
+        self._retention = retention
         self._budgets = budgets
         self._prices = prices
         self._admin = admin
@@ -188,6 +191,7 @@ class HostedRuntime(HostedRunVerbs, HostedScheduleVerbs, HostedApprovalVerbs, Ho
                 admin=self._admin,
                 prices=self._prices,
                 budgets=self._budgets,
+                retention=self._retention,
             ) as runtime:
                 self._opened.set(runtime)
                 await self._stop.wait()
@@ -264,6 +268,11 @@ class HostedRuntime(HostedRunVerbs, HostedScheduleVerbs, HostedApprovalVerbs, Ho
     def unpark(self, group: str, *, requester: str = "host", block: bool = True) -> Any:
         """Start a parked group of the runtime's own again. As `Runtime.unpark`."""
         return self._call(lambda runtime: runtime.unpark(group, requester=requester), block)
+
+    def prune(self) -> dict[str, int]:
+        """Delete what is old by now. As `Runtime.prune`."""
+        found: dict[str, int] = self._call(lambda runtime: runtime.prune(), True)
+        return found
 
     def usage(
         self,

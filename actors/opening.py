@@ -29,6 +29,7 @@ from .domain.budgets import Budget, check_budgets
 from .domain.errors import InvalidSpecError
 from .domain.prices import Prices, check_prices
 from .domain.requesters import Admin
+from .domain.retention import Retention, check_retention
 from .ops.control import serve_control
 from .ops.failures_log import FailuresLog
 from .runtime import Runtime
@@ -56,6 +57,7 @@ async def open_runtime(
     admin: Admin | None = None,
     prices: Prices | None = None,
     budgets: Sequence[Budget] = (),
+    retention: Retention | None = None,
 ) -> AsyncIterator[Runtime]:
     """Open a runtime on a state directory; it is created, mode 0700, where it is not there.
 
@@ -84,10 +86,11 @@ async def open_runtime(
         prices: What calls cost (docs/usage.md). None: their tokens are kept, and no cost.
         budgets: How much all agents of the directory together may use; an agent's own are in its
             specification.
+        retention: For how long history is kept (docs/retention.md); None: `Retention()`.
     Raises:
         InvalidSpecError: The directory's name is empty; the system's asks have a deadline, or it
-            has other faults; the webhook, a sink, the gate, a price or a budget is malformed.
-            Nothing was opened.
+            has other faults; the webhook, a sink, the gate, a price, a budget or the retention is
+            malformed. Nothing was opened.
         StorageError: The directory is not a store that can be opened here; each kind says why and
             what to do. Nothing was changed.
         StoreLostError: The writer died for good while the runtime was open; raised at the end.
@@ -106,6 +109,7 @@ async def open_runtime(
     if admin is not None and not callable(admin):
         raise InvalidSpecError("admin", "must be a function of an OperatorAct, or None")
     read_prices, read_budgets = check_prices(prices), check_budgets(budgets)
+    kept = check_retention(retention)
     for place, budget in enumerate(read_budgets):
         if budget.cost is not None and read_prices is None:
             raise InvalidSpecError(f"budgets[{place}].cost", "needs `prices`")
@@ -131,6 +135,7 @@ async def open_runtime(
                 admin,
                 read_prices,
                 read_budgets,
+                kept,
             )
             try:
                 runtime._counts.take_over(ownership.is_alive)

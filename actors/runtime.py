@@ -53,6 +53,7 @@ from .domain.mode import (
 )
 from .domain.prices import Prices
 from .domain.requesters import Admin, Door, OperatorAct, check_permitted, read_requester
+from .domain.retention import Pruner, Retention, check_retention
 from .domain.rings import WaitRings
 from .domain.spec import AgentSpec, check_spec
 from .domain.spending import SpendBook
@@ -98,6 +99,7 @@ class Runtime(LookVerbs, WaitVerbs, ArchiveVerbs, ScheduleVerbs, ApprovalVerbs, 
         admin: Admin | None = None,
         prices: Prices | None = None,
         budgets: Sequence[Budget] = (),
+        retention: Retention | None = None,
     ) -> None:
         self.directory = directory
         self.clock = clock
@@ -118,6 +120,7 @@ class Runtime(LookVerbs, WaitVerbs, ArchiveVerbs, ScheduleVerbs, ApprovalVerbs, 
         self._waits.episodes.watcher = self._desk
         self._usage = UsageBook(store, clock)
         self._spending = SpendBook(store, clock, self._waits, prices, budgets)
+        self._pruner = Pruner(store, clock, check_retention(retention))
         self._archive = ArchiveBook(store, system)
         self._counts = DurableCounts(store, clock, self._archive.forget_delivery)
         self._mode = HostMode(store)

@@ -109,6 +109,7 @@ async def start(runtime: Runtime, bodies: trio.Nursery) -> None:
     runtime._usage.attach(runtime._journal)
     runtime._ledger = root.refs["ledger"]
     runtime._spending.attach(runtime._journal, runtime._ledger)
+    runtime._pruner.journal = runtime._journal
     await runtime._spending.look()
     runtime._alarm = root.refs["alarm"]
     news = News()
@@ -175,6 +176,7 @@ async def start(runtime: Runtime, bodies: trio.Nursery) -> None:
     bodies.start_soon(runtime._quiescence.watch)
     bodies.start_soon(runtime._outboxes.watch)
     bodies.start_soon(runtime._spending.watch)
+    bodies.start_soon(runtime._pruner.watch)
 
 
 async def _start_runs(runtime: Runtime, news: News) -> None:

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 LEVELS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
 ABOUT = {"actor", "agent", "run", "turn"}
 ABOUT_NOBODY = {
+    "deleted what was old: %s",
     "on_event failed; the system goes on",
     "a control request failed",
     "a commit waits until it can be stored: %s",

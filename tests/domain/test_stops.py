@@ -90,6 +90,7 @@ RUNTIME_VERBS: dict[str, Callable[[Any], Any]] = {
     "unpark": lambda runtime: runtime.unpark("runs"),
     "account_usage": lambda runtime: runtime.account_usage(ScriptedProvider([])),
     "usage": lambda runtime: runtime.usage("ana"),
+    "prune": lambda runtime: runtime.prune(),
     "add_workflow": lambda runtime: runtime.add_workflow("w", workflow),
     "cancel_run": lambda runtime: runtime.cancel_run("k", requester="o"),
     "resume_run": lambda runtime: runtime.resume_run("k", requester="o"),
