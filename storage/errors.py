@@ -195,6 +195,13 @@ class AlreadyOpenError(StorageError):
     path: str
 
 
+class StoreInUseError(StorageError):
+    """A process has the store open, and what was asked for needs it alone. Nothing was changed."""
+
+    code = "store_in_use"
+    path: str
+
+
 class NoFileLocksError(StorageError):
     """The file system does not keep file locks apart, or is a network one. Nothing was changed."""
 

@@ -12,8 +12,11 @@ from abeyance.actors.domain.alert_book import check_after
 from abeyance.actors.domain.archive_book import Kind, check_number, check_page
 from abeyance.actors.domain.ingress import check_name
 from abeyance.actors.domain.slot_inbox import check_listing
+from abeyance.storage.compact import compact
+from abeyance.storage.errors import StoreInUseError
 
 from . import shell, targets
+from .connection import NoHostError
 from .render import (
     json_text,
     print_alerts,
@@ -172,6 +175,27 @@ def import_deferred(
         print_import(shell.console(), report)
     if any(repair.kind == "refused" for repair in report.repairs):
         raise typer.Exit(shell.FAILED)
+
+
+@shell.app.command("compact")
+def compact_store(directory: StateDir, as_json: AsJson = False) -> None:
+    """Rewrite the file of a stopped store without the room that deleted rows left."""
+    try:
+        targets.reach_hosts(directory).close()
+    except NoHostError:
+        found = compact(directory, clock_ms=shell.now_ms)
+    else:
+        raise StoreInUseError(
+            f"a host runs on {directory}; its store was not compacted and is as it was; stop the "
+            "host, and compact again",
+            path=str(directory),
+        )
+    with shell.done_anyway("it was compacted; what it came to"):
+        if as_json:
+            typer.echo(json_text(found._asdict()))
+        else:
+            before, after = found.bytes_before / 2**20, found.bytes_after / 2**20
+            typer.echo(f"{found.rows:,} rows: {before:,.1f} MiB before, {after:,.1f} MiB now.")
 
 
 @shell.app.command("check")
