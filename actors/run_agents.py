@@ -48,6 +48,7 @@ from .domain.run_turns import (
     place_of,
 )
 from .domain.spec import AgentSpec
+from .domain.spending import Spender
 from .domain.usage_book import AccountUsage
 from .handle import AgentHandle
 from .providers.credentials import credential_of
@@ -122,6 +123,9 @@ class RunAgents:
     def account_of(self, provider: object) -> AccountUsage:
         runtime = self._runtime
         return AccountUsage(runtime._usage, credential_of(provider, runtime._store_id))
+
+    async def spender(self, run: str) -> Spender:
+        return await self._runtime._spending.of_run(run)
 
     async def answer(self, asked: Asked) -> Answer:
         # The table of asks is for actors; this is the runtime's own.

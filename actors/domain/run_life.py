@@ -27,6 +27,7 @@ from .run_folders import RunFolders
 from .run_places import Place
 from .run_rows import RunId, bounded, change, given_up, put_down
 from .run_turns import Agents
+from .spending import Spender
 from .step_threads import StepThreads
 
 declare("run.after_handed_over", "a run is given up for the process that has its agent")
@@ -82,6 +83,8 @@ class Life:
         """The agent whose process is to execute the run, where this one gave it up for that."""
         self.sessions: list[str | None] = []
         """The handles of the providers' sessions that the workflow is inside of, outer first."""
+        self.spender: Spender | None = None
+        """Where what is said in them is counted, once something was."""
 
     @property
     def record(self) -> Run:

@@ -28,7 +28,13 @@ from abeyance.actors.providers.capacity import (
     errors_within,
     exhaustion_of,
 )
-from abeyance.actors.providers.port import ModelReply, ModelRequest, Permit, permitted
+from abeyance.actors.providers.port import (
+    ModelReply,
+    ModelRequest,
+    Permit,
+    ProviderError,
+    permitted,
+)
 from abeyance.actors.providers.sessions import NativeSession, SessionLostError, SessionProvider
 from abeyance.storage.crashpoints import crashpoint, declare
 from abeyance.storage.store import Row
@@ -42,6 +48,7 @@ from .run_life import Life
 from .run_rows import bounded, item_guard, item_put, pack_plain, unpacked
 from .run_steps import context as step_of
 from .run_walls import suspend, wall_of
+from .spending import Outcome, Spender
 from .streaming import unshown
 from .usage_book import AccountUsage
 
@@ -56,10 +63,18 @@ _logger = Log(__name__)
 class RunSession:
     """A provider's conversation, for the functions of a run's items."""
 
-    def __init__(self, life: Life, name: str, account: AccountUsage, handle: str | None) -> None:
+    def __init__(
+        self,
+        life: Life,
+        name: str,
+        account: AccountUsage,
+        handle: str | None,
+        provider: object = None,
+    ) -> None:
         self._life = life
         self._name = name
         self._account = account
+        self._provider = provider
         self._native: NativeSession | None = None
         self.handle = handle
         """What resumes it; None: nothing does."""
@@ -96,6 +111,18 @@ class RunSession:
                 told_by="windows",
             )
             raise CapacityExhaustedError((fact,))
+        spender = await self._spender_of(life)
+        used_up = spender.states(request.model)
+        if used_up is not None:
+            until_ms, why = used_up
+            fact = Exhaustion(
+                provider=self._name,
+                model=request.model,
+                window=why[:NAME_BYTES_MAX],
+                retry_at_ms=until_ms,
+                told_by="words",
+            )
+            raise CapacityExhaustedError((fact,))
         permit = Permit(next(_ids), f"run:{life.run}", request.model, "run")
         try:
             with permitted(permit):
@@ -103,6 +130,7 @@ class RunSession:
             reply = reply_of(returned, permit)
         except BaseException as error:
             self._account.take(permit)
+            await self._count(spender, permit, error=error)
             exhausted = exhaustion_of(
                 failure_of(error),
                 provider=self._name,
@@ -115,7 +143,34 @@ class RunSession:
                 raise
             raise CapacityExhaustedError((exhausted,)) from error
         self._account.take(permit)
+        await self._count(spender, permit, reply=reply)
         return reply
+
+    async def _spender_of(self, life: Life) -> Spender:
+        if life.spender is None:
+            life.spender = await life.agents.spender(str(life.run))
+        return life.spender
+
+    async def _count(
+        self,
+        spender: Spender,
+        permit: Permit,
+        *,
+        reply: ModelReply | None = None,
+        error: BaseException | None = None,
+    ) -> None:
+        """Have what it used stored before the item goes on, also where it was cut off."""
+        if reply is not None:
+            spender.note(permit, self._provider, permit.model, "replied", usage=reply.usage)
+        else:
+            status = getattr(error, "status", None)
+            refused = isinstance(error, ProviderError) and (
+                not error.sent or (isinstance(status, int) and status >= 400)
+            )
+            outcome: Outcome = "failed" if isinstance(error, Exception) else "cut_off"
+            spender.note(permit, self._provider, permit.model, outcome, refused=refused)
+        with trio.CancelScope(shield=True):
+            await spender.store_owed()
 
 
 class OpenSession:
@@ -175,7 +230,7 @@ class SessionItems(Items):
     ) -> OpenSession:
         life = self._life
         row = await self._start(item, row)
-        session = RunSession(life, name, account, None)
+        session = RunSession(life, name, account, None, provider)
         try:
             native = provider.session(None)
             entered = session._native = await native.__aenter__()
@@ -204,7 +259,7 @@ class SessionItems(Items):
         life, handle = self._life, unpacked(row.record.result)
         if not isinstance(handle, str):
             await self._lost(item, row, "it has no handle, so nothing shows where it stands")
-        session = RunSession(life, name, account, handle)
+        session = RunSession(life, name, account, handle, provider)
         try:
             native = provider.session(handle)
             entered = session._native = await native.__aenter__()

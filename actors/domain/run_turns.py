@@ -19,6 +19,7 @@ from .ingress import Content
 from .run_errors import TurnFailedError
 from .slot_rows import read_content, read_cuts, read_rows
 from .spec import AgentSpec
+from .spending import Spender
 from .usage_book import AccountUsage
 from .wait_book import Deferral
 
@@ -98,6 +99,9 @@ class Agents(Protocol):
 
     def account_of(self, provider: object) -> AccountUsage:
         """The account that a provider calls with, and what is known of its usage."""
+
+    async def spender(self, run: str) -> Spender:
+        """Where what a run says in sessions is counted. A checkpoint."""
 
 
 class Place(NamedTuple):

@@ -32,7 +32,7 @@ from abeyance.storage.tables.spent import TOKENS_MAX, Spent, SpentPart
 from .budgets import Budget, Meter, Standing, check_priced
 from .ingress import clean_text
 from .prices import Prices
-from .protocol import Purpose, RecordWait
+from .protocol import RecordWait
 from .run_steps import context as step
 from .spent_reading import UsageLine, line_of
 from .spent_rows import JOINED_MAX, SpentCall, next_call, plan_spent, summed
@@ -140,11 +140,19 @@ class SpendBook:
             found = self._spenders[agent] = Spender(self, agent)
         return found
 
+    async def of_run(self, run: str) -> Spender:
+        """Of what the items of one life of a run say in sessions of providers, which are no
+        agent's. It is held by the host's budgets, and has none of its own."""
+        spender = Spender(self, f"run:{run}")
+        await spender.prepare((), kept=False)
+        return spender
+
     async def end(self, agent: str) -> None:
         """The agent has ended: store what it owes, and forget it."""
-        spender = self._spenders.pop(agent, None)
+        spender = self._spenders.get(agent)
         if spender is not None:
             await spender.store_owed()
+            self._spenders.pop(agent, None)
 
 
 class Spender:
@@ -173,7 +181,6 @@ class Spender:
         now_ms = book.clock.now_ms()
         for meter in (*mine, *host):
             meter.roll(now_ms)
-            meter.put(agent, 0)
         self._meters = [*mine, *host]
         if kept and self._meters:
             await self._read()
@@ -354,7 +361,7 @@ def _tokens(usage: object) -> Usage | None:
 
 
 def _purpose(purpose: str) -> Any:
-    known: tuple[Purpose, ...] = ("auxiliary", "ephemeral")
+    known = ("auxiliary", "ephemeral", "run")
     return purpose if purpose in known else "turn"
 
 

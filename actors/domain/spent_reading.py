@@ -40,7 +40,8 @@ class UsageLine:
     agent: str | None = None
     """Of ephemeral runs: the name of their specification."""
     purpose: str | None = None
-    """`turn`, `auxiliary` or `ephemeral`."""
+    """`turn`, `auxiliary`, `ephemeral`, or `run`: what a run's items said in a provider's session,
+    under the name `run:KEY@NUMBER`."""
     provider: str | None = None
     model: str | None = None
     day: str | None = None

@@ -20,7 +20,7 @@ Tokens: TypeAlias = Annotated[int, Meta(ge=0, le=TOKENS_MAX)]
 Cost: TypeAlias = Annotated[int, Meta(ge=0, le=COST_MAX)]
 """In 1e-9 of the currency's unit."""
 Count: TypeAlias = Annotated[int, Meta(ge=0)]
-SpentFor: TypeAlias = Literal["turn", "auxiliary", "ephemeral"]
+SpentFor: TypeAlias = Literal["turn", "auxiliary", "ephemeral", "run"]
 
 
 class Spent(Record, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from abeyance.actors import RunContext, RunStateError, StepFailedError
+from abeyance.actors import Budget, RunContext, RunStateError, StepFailedError
 from abeyance.actors.domain.run_errors import InvalidRunError
 from abeyance.actors.domain.run_sessions import CLOSE_S, RunSession
 from abeyance.actors.ops.stopped import StoppedStore
@@ -711,3 +711,21 @@ async def test_session_without_a_handle_that_an_operator_has_opened_anew_goes_on
         with trio.fail_after(600):
             assert (await runtime.wait_run(run.id)).state == "completed"
     assert coder.log == ALL
+
+
+async def test_what_a_run_says_in_a_session_is_counted_and_held_by_a_hosts_budget(
+    world: World, virtual_time: MockClock
+) -> None:
+    coder = Coder(world)
+    async with world.open(budgets=[Budget(per="hour", tokens=3)]) as runtime:
+        runtime.add_workflow("code", coder.body)
+        run = await runtime.start_run("k", "code")
+        await until(lambda: runtime.run("k").state == "waiting_for_capacity")
+        # A token in and a word out for each; the second saying used it up.
+        (line,) = (await runtime.usage(by="agent")).lines
+        assert (line.agent, line.purpose, line.calls, line.tokens) == ("run:k@1", "run", 2, 4)
+        assert len(coder.provider.requests) == 2
+        assert runtime.run("k").retry_at_ms is not None
+        await run.wait()
+        assert runtime.run("k").state == "completed"
+        assert (await runtime.usage("run:k@1")).calls == 3
