@@ -18,6 +18,8 @@ import re
 from datetime import date
 from typing import TypeAlias
 
+from .more_time import UNIT, WORD_END, more_time_follows
+
 Milliseconds: TypeAlias = int | float
 """A whole number, or `math.inf`. A float is never anything else here."""
 
@@ -61,33 +63,32 @@ _UNIT_NAMES = "|".join(
 _BLANKS = r"[ \t\u00a0\u2000-\u200a\u202f\u205f\u3000]{0,8}"
 _SHORTENED = "|".join(f"(?<={name})" for name in ("hr", "hrs", "min", "mins", "sec", "secs"))
 _TERM = re.compile(
-    rf"([0-9]++)(?:\.([0-9]++))?{_BLANKS}({_UNIT_NAMES})(?:\(s\))?(?![A-Za-zµμ])"
-    # The dot of a shortened unit, where more stands behind it: `1 hr. 30 min.`
-    rf"(?:(?:{_SHORTENED})\.(?={_BLANKS}(?:[0-9]|\Z)|,))?"
-    rf"(?:{_BLANKS}(?:,{_BLANKS}and\b|,|and\b))?{_BLANKS}",
+    rf"([0-9]++)(?:\.([0-9]++))?{_BLANKS}({_UNIT_NAMES})(?:\(s\))?{WORD_END}"
+    # The dot of a shortened unit, where no sentence starts behind it: `1 hr. 30 min.`
+    rf"(?:(?:{_SHORTENED})\.(?!{_BLANKS}(?-i:[A-Z])))?",
     re.IGNORECASE,
 )
-_CLOCKED = re.compile(r"([0-9]{1,6}):([0-5][0-9]):([0-5][0-9])(?:\.([0-9]++))?(?![0-9:])[ \t]{0,3}")
-"""As Python writes the rest of a duration behind its days: `1 day, 2:03:04`."""
-_HOURS_MINUTES = re.compile(r"([0-9]{1,3}):([0-5][0-9])(?![0-9:])[ \t]{0,3}")
-"""The same without seconds. Only behind days: by itself it may be minutes and seconds."""
-_BARE_MINUTES = re.compile(r"([0-5][0-9])(?![0-9A-Za-z:.,])")
-"""`1h30`: minutes that stand right behind hours and name no unit."""
+_AND = re.compile(rf"{_BLANKS}(?:,{_BLANKS}and\b|,|and\b)?{_BLANKS}", re.IGNORECASE)
 _JOIN = re.compile(
-    r"[ \t]{0,3}(?:\r?\n[ \t\r\n]{0,20}|(?:<br ?/?>|[&+;:])[ \t\r\n]{0,20}"
-    r"|零|plus[ \t\r\n]{1,20})(?=[0-9])",
+    rf"{_BLANKS}(?:<br ?/?>|\.{{1,3}}|[&+;:/\u2026\u00b7\u2022\u3001\uff0c\u2010-\u2015-]|[零又]"
+    r"|,?[ \t]{0,3}(?:and[ \t]{1,3})?(?:then|plus|another)\b)?\s{0,20}(?=[0-9])",
     re.IGNORECASE,
 )
-"""Between two terms: an odd sign, or the end of a line, where a terminal breaks it."""
+"""Between two terms: an odd sign or word, or the end of a line, where a terminal breaks it."""
+_CLOCKED = re.compile(r"([0-9]{1,6}):([0-5][0-9]):([0-5][0-9])(?:\.([0-9]++))?(?![0-9:])")
+"""As Python writes the rest of a duration behind its days: `1 day, 2:03:04`."""
+_HOURS_MINUTES = re.compile(r"([0-9]{1,3}):([0-5][0-9])(?![0-9:])")
+"""The same without seconds. Only behind days: by itself it may be minutes and seconds."""
+_BARE_MINUTES = re.compile(rf"([0-5][0-9])(?![\w:.,]|\s{{0,8}}{UNIT})", re.IGNORECASE | re.VERBOSE)
+"""`1h30`: minutes that stand right behind hours and name no unit."""
 _RANGE = re.compile(
-    r"[ \t]{0,3}(?:-|\u2013|\u2014|\.\.\.?|\bto\b|\bor\b)[ \t]{0,3}(?=[0-9])", re.IGNORECASE
+    r"[ \t]{0,3}(?:[\u2010-\u2015-]|\.\.\.?|\u2026|\bto\b|\bor\b)[ \t]{0,3}(?=[0-9])", re.IGNORECASE
 )
+_GLOSS = re.compile(
+    r"[ \t]{0,3}\([ \t]{0,3}(?:about[ \t]|[~=\u2248])?[ \t]{0,3}(?=[0-9])", re.IGNORECASE
+)
+"""The same told once more, in other units: `5631 seconds (1.5 hours)`."""
 _RANGE_START = re.compile(rf"[0-9]++(?:\.[0-9]++)?{_RANGE.pattern}", re.IGNORECASE)
-_UNMEASURED = re.compile(
-    r"[ \t]{0,3}(?:,|and\b)?[ \t\r\n]{0,3}[0-9]+[ \t]{0,3}(?:months?|mo|years?|yrs?|y)\b",
-    re.IGNORECASE,
-)
-"""More time, of no stated length: what stands before it is shorter than what is meant."""
 _ISO_DURATION = re.compile(
     r"P(?:([0-9]++)W)?(?:([0-9]++)D)?"
     r"(?:T(?:([0-9]++)H)?(?:([0-9]++)M)?(?:([0-9]++)(?:[.,]([0-9]++))?S)?)?(?![A-Za-z0-9])",
@@ -181,24 +182,28 @@ def _below_zero(value: object) -> bool:
 def spelled_duration(text: str) -> Milliseconds | None:
     """Read `1h2m3.5s`, `4 days 20 hours 9 minutes` or `PT1M30S`, and nothing beside it."""
     found = leading_duration(text, 0)
-    return found[0] if found is not None and found[1] == len(text) else None
+    return found[0] if found is not None and not text[found[1] :].strip(" \t,") else None
 
 
 def leading_duration(text: str, position: int) -> tuple[Milliseconds, int] | None:
     """Read the spelled, clocked or ISO 8601 duration that starts at a position; say where it ends.
 
-    Of a range, or of two that are both told, the longer. Months and years are no durations, nor is
-    what has some: their length is not stated.
+    Of a range, or of two that are both told, the longer. What is followed by more time than was
+    read is none: what stands before it is shorter than what is meant.
     """
     start = _RANGE_START.match(text, position)
-    if start is not None:
-        return _leading_one(text, start.end())
-    found = _leading_one(text, position)
-    further = None if found is None else _RANGE.match(text, found[1])
-    other = None if further is None else _leading_one(text, further.end())
-    if found is None or other is None:
-        return found
-    return max(found[0], other[0]), other[1]
+    found = _leading_one(text, position if start is None else start.end())
+    if start is None and found is not None:
+        further = _RANGE.match(text, found[1])
+        other = None if further is None else _leading_one(text, further.end())
+        if other is not None:
+            found = max(found[0], other[0]), other[1]
+    if found is not None and (gloss := _GLOSS.match(text, found[1])) is not None:
+        again = _leading_one(text, gloss.end())
+        # What is much shorter is no other name of the same.
+        if again is not None and again[0] * 10 >= found[0] * 9 and text[again[1] :][:1] == ")":
+            found = max(found[0], again[0]), again[1] + 1
+    return None if found is None or more_time_follows(text, found[1]) else found
 
 
 def _leading_one(text: str, position: int) -> tuple[Milliseconds, int] | None:
@@ -211,38 +216,46 @@ def _leading_one(text: str, position: int) -> tuple[Milliseconds, int] | None:
         ):
             stated += _scaled(digits, 0, unit_ns)
         return stated, iso.end()
-    start, last_ns = position, 0
+    end, last_ns = position, 0
     total: Milliseconds = 0
-    while (term := _next_term(text, position, last_ns)) is not None:
+    while (term := _next_term(text, end, last_ns)) is not None:
         whole, fraction = term.group(1), term.group(2) or ""
         last_ns = _unit_ns(term)
         total += _scaled(whole + fraction, -len(fraction), last_ns)
-        position = term.end()
-    rest = _CLOCKED.match(text, position)
+        end = term.end()
+    rest_ms, end = _clocked_rest(text, end, last_ns)
+    return None if end == position else (total + rest_ms, end)
+
+
+def _clocked_rest(text: str, position: int, last_ns: int) -> tuple[Milliseconds, int]:
+    """What a clock tells at a position, behind a term of `last_ns` or none; and where that ends."""
+    between = _AND.match(text, position) if last_ns else None
+    start = position if between is None else between.end()
+    rest = _CLOCKED.match(text, start)
     if rest is None and last_ns == _DAY_NS:
-        rest = _HOURS_MINUTES.match(text, position)
-    if rest is not None:
-        seconds, fraction = (*rest.groups(default="")[2:], "", "")[:2]
-        total += _scaled(rest[1], 0, 3_600 * 10**9) + _scaled(rest[2], 0, 60 * 10**9)
-        total += _scaled(seconds + fraction, -len(fraction), 10**9)
-        position = rest.end()
-    elif last_ns == 3_600 * 10**9 and (rest := _BARE_MINUTES.match(text, position)) is not None:
-        total += _scaled(rest[1], 0, 60 * 10**9)
-        position = rest.end()
-    if position == start or _UNMEASURED.match(text, position) is not None:
-        return None
-    return total, position
+        rest = _HOURS_MINUTES.match(text, start)
+    if rest is None and last_ns == 3_600 * 10**9:
+        bare = _BARE_MINUTES.match(text, start)
+        return (0, position) if bare is None else (_scaled(bare[1], 0, 60 * 10**9), bare.end())
+    if rest is None:
+        return 0, position
+    seconds, fraction = (*rest.groups(default="")[2:], "", "")[:2]
+    told = _scaled(rest[1], 0, 3_600 * 10**9) + _scaled(rest[2], 0, 60 * 10**9)
+    return told + _scaled(seconds + fraction, -len(fraction), 10**9), rest.end()
 
 
 def _next_term(text: str, position: int, last_ns: int) -> re.Match[str] | None:
     """The term at a position; behind one of `last_ns`, also over a join, where it goes on in a
     smaller unit."""
-    term = _TERM.match(text, position)
-    if term is None and last_ns and (join := _JOIN.match(text, position)) is not None:
-        term = _TERM.match(text, join.end())
-        if term is not None and _unit_ns(term) >= last_ns:
-            return None
-    return term if term is not None and _unit_ns(term) else None
+    if not last_ns:
+        term = _TERM.match(text, position)
+        return term if term is not None and _unit_ns(term) else None
+    for joined, smaller in ((_AND, False), (_JOIN, True)):
+        between = joined.match(text, position)
+        term = None if between is None else _TERM.match(text, between.end())
+        if term is not None and _unit_ns(term) and not (smaller and _unit_ns(term) >= last_ns):
+            return term
+    return None
 
 
 def _unit_ns(term: re.Match[str]) -> int:

@@ -23,7 +23,7 @@ def rows(name: str) -> list[dict[str, Any]]:
 
 
 CAPTURED = rows("stated_waits.jsonl")
-FURTHER = rows("further_waits.jsonl")
+FURTHER = rows("further_waits.jsonl") + rows("unseen_waits.jsonl")
 """Responses of the same kinds, made up from the providers' documentation; `why` says what for."""
 
 

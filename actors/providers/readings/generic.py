@@ -134,10 +134,11 @@ def _x_ratelimit_reset_after(response: Response) -> Iterator[Statement]:
         yield from in_header("x-ratelimit-reset-after", unit_ms=1_000).read(response)
 
 
-def _x_ratelimit_windows(response: Response) -> Iterator[Statement]:
+def spent_windows(response: Response, only: str = "") -> Iterator[Statement]:
+    """When each window of `x-ratelimit-reset-…` that is used up ends; or that of one name."""
     for name in response.headers:
         what = name.removeprefix(_REMAINING)
-        if what != name and spent(response.value(name)):
+        if what != name and only in ("", what) and spent(response.value(name)):
             reset = f"x-ratelimit-reset-{what}"
             for value in response.values(reset):
                 yield from reset_value(response, value, reset, window=what)
@@ -198,7 +199,8 @@ PHRASES = UntilRow(
     "words",
     "`try again in …`, `retry after …`, `wait …`, `reset(s) in …`",
     "a spelled duration: `20s`, `634ms`, `7m12s`, `PT1M30S`, `4 days 20 hours 9 minutes`; of a "
-    "range (`10-20 seconds`, `10s or 20s`) the far end. One with months or years states nothing",
+    "range (`10-20 seconds`, `10s or 20s`) the far end. Where more time follows than is read (`and "
+    "a half`, `and thirty minutes`, a month) it states nothing",
     stated_durations,
 )
 ZONED_MOMENTS = UntilRow(
@@ -220,7 +222,7 @@ X_RATELIMIT_WINDOWS = UntilRow(
     "only where `x-ratelimit-remaining-<what>` is 0. A spelled duration, or as "
     "`x-ratelimit-reset`. It says when the window is full again, which may be later than when the "
     "next call would go through; the longer is kept",
-    _x_ratelimit_windows,
+    spent_windows,
 )
 WINDOWS: tuple[UntilRow, ...] = (
     UntilRow(

@@ -1,4 +1,9 @@
-"""Groq: `retry-after` is the statement; `x-ratelimit-reset-*` say when a window is full again."""
+"""Groq: `retry-after` is the statement; a day's requests that are used up bind until their reset.
+
+Tokens are counted by the minute and come back as time goes on: their reset says when the window is
+full, and `retry-after` when enough of it is there. Of a day's requests with none left both count,
+and the longer binds: a call before the reset may be refused again.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +11,9 @@ from dataclasses import replace
 
 from ..stated import WaitKind, WaitScope
 from . import openai
-from .generic import EXPLICIT, FIELDS, TEXT, X_RATELIMIT_WINDOWS
+from .generic import EXPLICIT, FIELDS, TEXT, X_RATELIMIT_WINDOWS, spent_windows
 from .response import Response
-from .table import Reading, named
+from .table import Reading, UntilRow, named
 
 
 def recognises(response: Response) -> bool:
@@ -26,6 +31,13 @@ READING = Reading(
         *TEXT,
         FIELDS,
         *EXPLICIT,
+        UntilRow(
+            "header",
+            "`x-ratelimit-reset-requests`",
+            "of a day; a spelled duration, only where `x-ratelimit-remaining-requests` is 0, and "
+            "also where something else states a wait",
+            lambda response: spent_windows(response, "requests"),
+        ),
         replace(
             X_RATELIMIT_WINDOWS,
             how=X_RATELIMIT_WINDOWS.how.partition(". It says")[0]
