@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 import trio
 
@@ -37,20 +36,11 @@ from .domain.chosen_model import Providers, chosen_of, with_choice
 from .domain.deliveries import DurableCounts
 from .domain.errors import (
     AgentExistsError,
-    InvalidInputError,
     UnknownAgentError,
 )
-from .domain.imports import ImportReport, Source
 from .domain.ingress import Content, identity
 from .domain.journal import CommitFigures, Journal
-from .domain.mode import (
-    WITHIN_S,
-    HostMode,
-    QuiesceReceipt,
-    ResumeReceipt,
-    read_reason,
-    read_window,
-)
+from .domain.mode import HostMode
 from .domain.prices import Prices
 from .domain.requesters import Admin, Door, OperatorAct, check_permitted, read_requester
 from .domain.retention import Pruner, Retention, check_retention
@@ -64,7 +54,7 @@ from .domain.waits import Ledger
 from .ephemeral import EphemeralRuns
 from .groups import Groups
 from .handle import AgentHandle
-from .importing import import_file
+from .host_verbs import HostVerbs
 from .lifetime import Lifetime
 from .looking import LookVerbs
 from .members import Member
@@ -79,12 +69,12 @@ from .wait_verbs import WaitVerbs
 from .wiring import close_ports, start, stop
 from .workflows import Workflows
 
-EVERY_AGENT: Final = "*"
-
 _logger = Log(__name__)
 
 
-class Runtime(LookVerbs, WaitVerbs, ArchiveVerbs, ScheduleVerbs, ApprovalVerbs, OutboxVerbs):
+class Runtime(
+    HostVerbs, LookVerbs, WaitVerbs, ArchiveVerbs, ScheduleVerbs, ApprovalVerbs, OutboxVerbs
+):
     """An open runtime. Made by `open_runtime`."""
 
     def __init__(
@@ -333,150 +323,6 @@ class Runtime(LookVerbs, WaitVerbs, ArchiveVerbs, ScheduleVerbs, ApprovalVerbs, 
                 group.unpark()
         await trio.lowlevel.checkpoint()
         return was_parked
-
-    async def unpark(self, group: str, *, requester: str = "host", door: Door = "api") -> bool:
-        """Start a parked group of the runtime's own again, with everything it accepted. An
-        operator's act.
-
-        `system.parked_groups()` has those that are parked. An agent's is `resume_agent`'s.
-
-        A checkpoint. Durable: nothing is recorded; a group is parked in its process only. Who
-        asked is logged.
-
-        Args:
-            group: `runs`, which executes runs, `schedules`, which starts them by schedules, or
-                `alerts`, which raises and delivers alerts.
-            requester: Who asks, as for `release_provider_wait`; so is `door`.
-        Returns:
-            Whether it was parked.
-        Raises:
-            InvalidInputError: The group or the requester is malformed; nothing was done.
-            NotPermittedError: The host's admin gate did not let it pass; nothing was done.
-            RuntimeClosedError: The runtime has ended.
-        """
-        self._check_open()
-        found = self._own_groups.get(group) if isinstance(group, str) else None
-        if found is None:
-            raise InvalidInputError("group", f"must be one of {', '.join(self._own_groups)}")
-        by = self._permitted("unpark", group, requester, door)
-        was_parked = found.unpark()
-        if was_parked:
-            _logger.info("group %r is unparked by %s", group, by, actor=group)
-        await trio.lowlevel.checkpoint()
-        return was_parked
-
-    # -- quiescing ---------------------------------------------------------------------------
-
-    async def quiesce(
-        self,
-        reason: str,
-        within_s: float = WITHIN_S,
-        *,
-        requester: str = "host",
-        door: Door = "api",
-    ) -> QuiesceReceipt:
-        """Start no more turns until `resume`, and wait until none lives. An operator's act.
-
-        Live turns, their tools and ephemeral runs may run to their end within the window. What
-        lives then is ended as a stop ends it: its open tool gap is closed first, and its wakes are
-        given back as one, for one fresh turn at the resume. A held turn is a row and stays one.
-        Meanwhile messages are accepted as ever and wait in the inbox; agents can be added, rewound
-        and removed; ephemeral runs are refused. It holds through restarts, and in every process
-        that shares the directory: none of them starts a turn from the commit on, and each has
-        drained within 30 s and the turns' own time.
-
-        A checkpoint. Cancelled, or ended by a stop: the host is quiesced, and turns that live run
-        to their end; quiesce again to wait for them. Called while it is quiesced, it replaces the
-        reason, and may shorten the window.
-        Durable: that it is quiesced, before anything is drained.
-
-        Args:
-            reason: Why, for whoever looks; one line, cut off at 300 characters.
-            within_s: How long live turns may run on: from 0 to 86,400 s.
-            requester: Who asks, as it is recorded behind the door's name.
-            door: The way the request came; `api` asks the host's admin gate.
-        Returns:
-            Whose turn was ended, and whose is held.
-        Raises:
-            InvalidInputError: Names the argument; nothing was done.
-            NotPermittedError: The host's admin gate did not let it pass; nothing was done.
-            NotStoredError: It could not be stored; the host serves.
-            ResumedError: It was resumed while turns drained; it serves.
-            RuntimeClosedError: The runtime has ended; a quiesce that was stored stands.
-        """
-        self._check_open()
-        why, window_s = read_reason(reason), read_window(within_s)
-        by = self._permitted("quiesce", EVERY_AGENT, requester, door)
-        with self._lifetime.answers():
-            return await self._quiescence.quiesce(why, window_s, by)
-
-    async def resume(self, *, requester: str = "host", door: Door = "api") -> ResumeReceipt:
-        """Start turns again; what was accepted meanwhile lands first. An operator's act.
-
-        A checkpoint. Cancelled: the host may serve already; call again to make sure.
-        Durable: that it serves, and what landed, on return. Idempotent.
-
-        Args:
-            requester: Who asks, as it is recorded behind the door's name.
-            door: The way the request came; `api` asks the host's admin gate.
-        Raises:
-            InvalidInputError: The requester is malformed; nothing was done.
-            NotPermittedError: The host's admin gate did not let it pass; nothing was done.
-            NotStoredError: It could not be stored; the host is quiesced.
-            RuntimeClosedError: The runtime has ended.
-        """
-        self._check_open()
-        by = self._permitted("resume", EVERY_AGENT, requester, door)
-        with self._lifetime.answers():
-            receipt = await self._quiescence.resume(by)
-        self._workflows.look()
-        self._scheduling.look()
-        return receipt
-
-    # -- imports -----------------------------------------------------------------------------
-
-    async def import_deferred(
-        self,
-        source: Source,
-        *,
-        agent: str | None = None,
-        wake: bool = False,
-        dry_run: bool = False,
-        requester: str = "host",
-        door: Door = "api",
-    ) -> ImportReport:
-        """Accept the deferred messages of an older queue, in its order; docs/import.md has the
-        format.
-
-        The whole file is read first. Entries of which it cannot be told what they were are
-        dropped; ids, numbers and fields that are not sound are mended; what this runtime does not
-        take is refused and is in the file still. Each of these is told of in the report. Imported
-        again, a file accepts nothing twice: what was accepted is known by its id.
-
-        A checkpoint. Cancelled, or cut off by a death: the commits so far stand, each agent's
-        messages from the first on without a gap; import the file again.
-        Durable: on return.
-
-        Args:
-            source: A path, or a file that is open for reading; at most 256 MiB.
-            agent: For whom entries are that name no target.
-            wake: Whether entries that do not say ask for a turn.
-            dry_run: Only report what would be done; nobody is asked, and nothing is recorded.
-            requester: Who asks, as for `release_provider_wait`; so is `door`. It is recorded ahead
-                of the first message.
-        Raises:
-            InvalidInputError, InvalidNameError: Names the argument, or the place in the file; or it
-                cannot be read. Nothing was accepted.
-            NotPermittedError: The host's admin gate did not let it pass; nothing was accepted.
-            InboxFullError, NotStoredError, AgentParkedError, OwnershipLostError,
-                RuntimeClosedError: The commits so far stand; mend the cause, and import again.
-        """
-        self._check_open()
-        by = read_requester(requester, door)
-        if not dry_run:
-            whom = agent if isinstance(agent, str) else EVERY_AGENT
-            by = self._permitted("import_deferred", whom, requester, door)
-        return await import_file(self, source, agent, by=by, wake=wake, dry_run=dry_run)
 
     # -- for its parts -----------------------------------------------------------------------
 

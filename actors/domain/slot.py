@@ -21,8 +21,7 @@ Runs in: the loop thread.
 from __future__ import annotations
 
 import itertools
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, ClassVar, Final
 
@@ -30,20 +29,16 @@ import trio
 
 from abeyance.actors.core import (
     LATER,
-    AbeyanceError,
     ActorCrashError,
     Answer,
     TrioActor,
 )
 from abeyance.actors.core.errors import OutcomeUnknownError
-from abeyance.storage.errors import InvalidRequestError, StorageError, UnreadableRecordError
 from abeyance.storage.store import (
     Chain,
     Committed,
     Guard,
-    NotStored,
     Outcome,
-    Refused,
     Request,
     Store,
 )
@@ -52,19 +47,17 @@ from .errors import (
     AgentEndedError,
     NotStoredError,
     OwnershipLostError,
-    not_stored,
 )
 from .mode import DeferWrites
 from .protocol import Requests
 from .slot_acts import Act, SlotKept
 from .slot_again import read_again
 from .slot_approvals import ApprovalDecided, AskApprovals, Decide
-from .slot_batches import plan_accepts
 from .slot_book import SlotBook
 from .slot_cancel import CancelTurn, FindTurn
 from .slot_chores import Chore, Chores, LookAtHolder, Prune, Tidy
 from .slot_ids import Ids, check_same
-from .slot_line import Line, must_wait
+from .slot_line import Line
 from .slot_listeners import Listeners
 from .slot_messages import (
     Accept,
@@ -81,7 +74,6 @@ from .slot_messages import (
     HoldTurn,
     ReadOpenPair,
     ReadOpenTurn,
-    Receipt,
     RecordRound,
     Retract,
     RewindReceipt,
@@ -94,29 +86,19 @@ from .slot_messages import (
     UndoRewind,
     WithdrawPair,
     WithdrawStart,
-    taken,
 )
-from .slot_outgoing import Outgoing, Part, Together
+from .slot_outgoing import Outgoing, Part
 from .slot_pairs import ended_pair, open_pair
-from .slot_plans import plan
-from .slot_poison import blame
+from .slot_planning import Planning
 from .slot_recall import recall
 from .slot_rewind import check_rewind
 from .slot_rows import read_owner
-from .slot_subjects import plan_accept, plan_retract
 from .slot_told import Told
-from .slot_turns import Plan
 from .slot_view import SlotView
 
 MORE_MAX: Final = 3
 """Messages that are accepted in the handling of one. The time is looked at with every eighth of
 those, so that it is overrun by less than half a millisecond."""
-
-
-class _SpoiledMirrorError(ActorCrashError):
-    """Planning failed half way; the mirror is not to be trusted any more."""
-
-    code = "spoiled_mirror"
 
 
 class Slot(TrioActor):
@@ -136,13 +118,13 @@ class Slot(TrioActor):
         self._store = store
         self._journal = journal
         self._epochs = itertools.count(1)
-        self._acts: deque[Act] = deque()
         self._line = Line()
         self._ids = Ids(store, slot)
         self._listeners: Listeners
         self._out = Outgoing(self._standing, self._ask_journal)
         self._told: Told
         self._chores: Chores
+        self._planning: Planning
         self._lost: OwnershipLostError | None = None
         self._reborn = False
         self._book: SlotBook
@@ -160,6 +142,16 @@ class Slot(TrioActor):
         self._listeners = Listeners(self.kept)
         self._told = Told(self._slot, self.kept, self._listeners, self._ids, self.emit)
         self._chores = Chores(self._out, self.after, self._cell.system.clock)
+        self._planning = Planning(
+            self._slot,
+            self.kept,
+            self._ids,
+            self._line,
+            self._out,
+            self._chores,
+            self._cell.system.clock,
+            reborn=self._reborn,
+        )
         for _ in self._read_book():
             await trio.lowlevel.checkpoint()
         self.spawn(self._out.hand_over, name=f"{self._slot}: hand over")
@@ -190,6 +182,12 @@ class Slot(TrioActor):
         self._book.forked = max(self._book.forked, self.kept.forked)
         for agent in self.kept.agents.keys() - self.kept.ended:
             self._book.attach(agent)
+        self._planning.stand_on(book, self._chain)
+
+    def _read_now(self) -> OwnershipLostError | None:
+        for _ in self._read_book():
+            pass
+        return self._lost
 
     # -- messages ----------------------------------------------------------------------------
 
@@ -276,7 +274,7 @@ class Slot(TrioActor):
                 return receipt
         if self._lost is not None:
             raise self._lost
-        self._plan(Act(accept, self.later()))
+        self._planning.plan(Act(accept, self.later()))
         return LATER
 
     def _accept_more(self) -> None:
@@ -333,103 +331,10 @@ class Slot(TrioActor):
         if self._lost is not None:
             raise self._lost
         act = Act(message, self.later())
-        self._plan(act)
+        self._planning.plan(act)
         if self._line:
-            self._grant_waiting()
+            self._planning.grant_waiting()
         return LATER
-
-    # -- planning ----------------------------------------------------------------------------
-
-    def _plan(self, act: Act) -> None:
-        message, book = act.message, self._book
-        if book.answered:
-            # Before whatever may end the turn that answered them.
-            self._out.plan(book.forget_answered(self._chain))
-        try:
-            if message.__class__ is Accept:
-                planned = self._plan_accept(act)
-                if planned is None:
-                    return
-            elif must_wait(book, message):
-                self._line.join(act)
-                self._chores.look_later()
-                return
-            else:
-                planned = self._plan_of(act)
-        except (AbeyanceError, StorageError) as error:
-            act.set_exception(error)
-            return
-        except Exception as error:
-            raise _SpoiledMirrorError(
-                f"planning {type(message).__name__} for slot {self._slot!r} failed ({error!r}); "
-                "nothing of it was stored; the slot is read anew"
-            ) from error
-        act.due, act.answer = planned.decides, planned.answer
-        if not act.due:
-            act.set(act.answer)
-            return
-        if isinstance(planned.answer, TurnStart):
-            self.kept.granted[message.agent] = planned.answer
-        self._acts.append(act)
-        self._out.plan(planned.requests, (act,), due=act.due)
-
-    def _plan_of(self, act: Act) -> Plan:
-        book, chain, message = self._book, self._chain, act.message
-        match message:
-            case AcceptMany():
-                return self._plan_batch(message, act)
-            case Retract():
-                return plan_retract(book, message, self._ids.of(message.message), chain)
-        return plan(book, self.kept, message, chain)
-
-    def _plan_accept(self, act: Act) -> Plan | None:
-        """Plan a message's acceptance. None: it shares a request, which is planned."""
-        book, accept = self._book, act.message
-        if accept.known:
-            earlier = self._ids.in_flight(accept)
-            if earlier is not None:
-                # Of a batch: a barrier comes in behind it.
-                return Plan([Request(chain=self._chain)], 1, earlier)
-        together = opened = self._out.open
-        if together is None or act.alone or not together.accepts.has_room(accept):
-            together = Together(book.accepts(accept.agent), [])
-        if accept.subject is None:
-            entry, seq = book.accept(accept, together.accepts)
-            receipt = taken(accept.message, entry, seq)
-        else:
-            request, receipt = plan_accept(book, accept, self._chain, together.accepts)
-            if request is not None:
-                if accept.known:
-                    self._ids.acts[accept.message] = act
-                return Plan([request], 1, receipt)
-        if accept.known:
-            self._ids.acts[accept.message] = act
-        act.due, act.answer = 1, receipt
-        self._acts.append(act)
-        together.acts.append(act)
-        if together is not opened:
-            self._out.begin(together, alone=act.alone)
-        return None
-
-    def _plan_batch(self, many: AcceptMany, act: Act) -> Plan:
-        # What was planned before, and what nobody looked at, is looked up. Of any other nothing was
-        # stored when it was asked for; what came since is refused by its guards, once.
-        book, ids, looks = self._book, self._ids, act.answer is not None or not many.looked
-        if self._reborn and not looks:
-            # A predecessor may have stored it and not lived to say so: all of it, or none. Left to
-            # the guards, it would be told of as not stored where the disk is full by now, or as one
-            # too many where it fills the inbox.
-            looks = ids.stored(many.accepts[0], book) is not None
-
-        def known(accept: Accept) -> Receipt | None:
-            look = accept.known or self._reborn or act.answer is not None
-            return ids.stored(accept, book) if look else None
-
-        planned, fresh = plan_accepts(
-            book, many, self._chain, known if looks else None, in_flight=ids.in_flight
-        )
-        ids.take(act, fresh)
-        return planned
 
     def _do(self, chore: Chore) -> None:
         """What the slot does by itself, now that its time has come."""
@@ -437,12 +342,7 @@ class Slot(TrioActor):
             return
         book, chain, awaited = self._book, self._chain, bool(self._line)
         if self._chores.do(chore, book, chain, self._listeners, awaited):
-            self._grant_waiting()
-
-    def _grant_waiting(self) -> None:
-        """Start whoever waits, in order, for as long as the lease is free."""
-        while self._line and not self._book.is_leased:
-            self._plan(self._line.next())
+            self._planning.grant_waiting()
 
     def _standing(self) -> tuple[Guard, Chain]:
         return self._book.owner, self._chain
@@ -465,85 +365,21 @@ class Slot(TrioActor):
         self._view.stir()
         for place, ((_, acts), outcome) in enumerate(zip(part, outcomes, strict=True)):
             if not isinstance(outcome, Committed):
-                self._plan_anew(outcome, part[place:], outcomes[place:])
+                self._planning.plan_anew(outcome, part[place:], outcomes[place:], self._read_now)
                 return
             for act in acts:
                 act.due -= 1
                 if act.due == 0:
-                    self._acts.popleft()
+                    self._planning.acts.popleft()
                     if act.message.__class__ is Accept:
                         self._accepted_one(act)
                     else:
                         self._committed(act)
 
-    def _plan_anew(
-        self,
-        outcome: Refused | NotStored,
-        behind: Part,
-        outcomes: tuple[Outcome, ...],
-    ) -> None:
-        """Read the book again, and plan every act that is not answered again, in order."""
-        acts, self._acts = self._acts, deque()
-        starts = self._line.leave_all()
-        self._out.drop()
-        self._ids.acts = {}
-        for act in acts:
-            if isinstance(act.message, Dispose):
-                self.kept.ended.discard(act.message.agent)  # Unless it is planned again below.
-        for _ in self._read_book():
-            pass  # At once: what is handled next is planned on it.
-        failed: dict[Act, NotStored] = {}
-        tidied = True
-        for (_, of), error in zip(behind, outcomes, strict=True):
-            if not isinstance(error, NotStored):
-                continue
-            tidied = tidied and bool(of)
-            if len(of) > 1 and isinstance(error.error, UnreadableRecordError | InvalidRequestError):
-                # One of them is refused by name. Which, shows when each has a request of its own.
-                _part(of)
-            else:
-                failed.update(dict.fromkeys(of, error))
-        first, refused = behind[0]
-        if len(refused) > 1 and isinstance(outcome, Refused):
-            _part(refused)
-        if isinstance(outcome, NotStored) and self._blame(first, outcome.error):
-            # Not the act's fault, nor that of those that were not tried for it.
-            failed, tidied = {}, True
-        for act in (*acts, *starts):
-            if self._lost is not None:
-                act.set_exception(self._lost)
-            elif act in failed:
-                act.set_exception(not_stored(failed[act]))
-            elif (
-                act in refused
-                and isinstance(act.message, Accept)
-                and self._ids.answers(act, self._book)
-            ):
-                continue
-            else:
-                self._plan(act)
-        if self._lost is not None:
-            return
-        self._grant_waiting()
-        if tidied:
-            self._chores.tidy(self._book, self._chain)
-        else:
-            self._chores.tidy_later()
-
-    def _blame(self, request: Request, error: Exception) -> bool:
-        """Whether a request was refused for a message that it was to move; one that was refused so
-        often leaves for the dead letters, before anything is planned again."""
-        if self._lost is not None:
-            return False
-        now_ms = self._cell.system.clock.now_ms()
-        blamed = blame(self._book, request, error, self.kept.refusals, self._chain, now_ms)
-        self._out.plan(blamed or [])
-        return blamed is not None
-
     def _committed(self, act: Act) -> None:
         message, answer = act.message, act.answer
         if isinstance(message, Retract | EditSlot | UndoEdit | CancelTurn) and answer is None:
-            self._plan(act)
+            self._planning.plan(act)
             return
         if isinstance(answer, RewindReceipt | EditReceipt):
             self._chores.prune_later(self._book)
@@ -559,9 +395,3 @@ class Slot(TrioActor):
             self._told.replaced(accept.agent, receipt, self._book)
         for reply in act.replies:
             reply.set(receipt)
-
-
-def _part(acts: Sequence[Act]) -> None:
-    """Have each act of a shared request be planned in one of its own."""
-    for act in acts:
-        act.alone = True

@@ -17,7 +17,7 @@ from .slot_reading import EVERY_PLACE
 from .slot_rows import read_rows, read_standing, spans
 
 if TYPE_CHECKING:
-    from .slot_book import SlotBook
+    from .slot_mirror import SlotMirror
 
 STEP_ROWS: Final = 128
 """Rows of a slot that are read before the loop gets a turn: about half a millisecond."""
@@ -43,7 +43,7 @@ def read_carried(store: Store, slot: str) -> Carried | None:
     return None
 
 
-def read_ranges(book: SlotBook) -> Iterator[None]:
+def read_ranges(book: SlotMirror) -> Iterator[None]:
     """What the next request carries: what the last one did, and the sendable rows behind it."""
     cuts, after = book.lease.cuts, 0
     for first, last in () if book.carried is None else book.carried.rows:
@@ -68,7 +68,7 @@ def read_ranges(book: SlotBook) -> Iterator[None]:
             settle(edit.seq)
 
 
-def read_unread(book: SlotBook) -> Iterator[None]:
+def read_unread(book: SlotMirror) -> Iterator[None]:
     """The rows that hosts sent and that no request carried which was sent; and the subjects."""
     slot, after = book.slot, book.forked
     for first, last in (*book.lease.read, (EVERY_PLACE, EVERY_PLACE)):

@@ -311,14 +311,14 @@ async def test_a_cancellation_that_comes_as_the_turn_ends_tells_how_it_ended(
         await ana.send("a")
         await gate.wait_entered()
         slot = world.ref("slot")._cell.actor
-        plan = slot._plan
+        plan = slot._planning.plan
 
         def as_it_ends(act: Any) -> None:
             plan(act)
             if type(act.message).__name__ == "RecordRound":
                 recorded.set()
 
-        slot._plan = as_it_ends
+        slot._planning.plan = as_it_ends
         gate.release()
         await recorded.wait()
         # The last round is on its way, and is in no row yet.

@@ -24,6 +24,7 @@ from abeyance.actors import (
     open_runtime,
 )
 from abeyance.actors.domain.run_taking import HANDED_S
+from abeyance.actors.domain.step_threads import StepThreads
 from abeyance.actors.ops.stopped import StoppedStore
 from abeyance.actors.testing import ScriptedProvider, reply
 from abeyance.storage import codec
@@ -234,8 +235,13 @@ async def test_run_with_a_thread_left_is_given_up_for_another_process_when_that_
             await until(lambda: slow.entered == 1)
             gives_up.cancel()
             await until(lambda: len(runtime.run_steps("k")) == 2)
-            for _ in range(3):
-                await trio.testing.wait_all_tasks_blocked()
+            threads = StepThreads._known
+            await until(
+                lambda: (
+                    any(each._waiting for each in threads.values())
+                    or runtime.run("k").state == "resuming"
+                )
+            )
             assert (runtime.run("k").state, runtime.run("k").executed) == ("running", True)
             await out_of_its_thread(slow)
             await until(lambda: runtime.run("k").state == "resuming")
