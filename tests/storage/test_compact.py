@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -90,15 +91,16 @@ def test_compaction_refuses_while_anybody_has_the_store_open(tmp_path: Path) -> 
     with_room(state)
     before = (state / "store" / "data.mdb").stat()
     for options in ({}, {"read_only": True}):
+        for name in ("held", "go"):
+            os.mkfifo(tmp_path / name)
         holder = begin(hold, state, options)
-        while not (state / "held").exists():
-            assert holder.pid
+        (tmp_path / "held").read_text()
         with pytest.raises(StoreInUseError):
             compact(state, clock_ms=CLOCK.now_ms)
-        (state / "held").unlink()
-        (state / "go").touch()
+        (tmp_path / "go").write_text("go")
         assert holder.wait().status == 0
-        (state / "go").unlink()
+        for name in ("held", "go"):
+            (tmp_path / name).unlink()
     store = opened(state)
     with pytest.raises((AlreadyOpenError, StoreInUseError)):
         compact(state, clock_ms=CLOCK.now_ms)
@@ -109,9 +111,8 @@ def test_compaction_refuses_while_anybody_has_the_store_open(tmp_path: Path) -> 
 
 def hold(state: Path, options: dict[str, Any]) -> None:
     store = opened(state, **options)
-    (state / "held").touch()
-    while not (state / "go").exists():
-        pass
+    (state.parent / "held").write_text("held")
+    (state.parent / "go").read_text()
     store.close()
 
 

@@ -25,7 +25,7 @@ async def live(directory: Path, point: str) -> None:
         return AgentSpec(name=name, provider=provider, model="m", tools=[look])
 
     async def work(run: Any, _given: Any) -> None:
-        for number in range(150):
+        for number in range(6):
             await run.do(f"i{number}", lambda: "done")
 
     keeps = dict.fromkeys(Retention.__dataclass_fields__, 1)
@@ -36,6 +36,7 @@ async def live(directory: Path, point: str) -> None:
             runtime.add_workflow("w", work)
             await runtime.run_ephemeral(spec("sum", 3), "go")
             await (await runtime.start_run("nightly", "w")).wait()
+        runtime._pruner._room = 4  # Rows a commit: the less there are, the more commits.
         clock.advance(3 * DAY_MS)
         arm(point)
         await runtime.prune()
