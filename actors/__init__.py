@@ -77,6 +77,7 @@ if TYPE_CHECKING:
         StreamStored,
         StreamSuperseded,
     )
+    from .domain.system_prompt import SystemPromptError, TurnInfo
     from .domain.tools import Tool, ToolContext, tool_context
     from .domain.transcript import TranscriptMessage
     from .domain.wait_book import ProviderWait
@@ -174,11 +175,13 @@ __all__ = [
     "Summary",
     "Supervisor",
     "SupervisorSpec",
+    "SystemPromptError",
     "Tool",
     "ToolContext",
     "TranscriptMessage",
     "TrioActor",
     "TrioFuture",
+    "TurnInfo",
     "UnknownRunError",
     "UnknownScheduleError",
     "UnknownWorkflowError",
@@ -282,6 +285,7 @@ _HOMES: Final = {
         "StreamStored",
         "StreamSuperseded",
     ),
+    ".domain.system_prompt": ("SystemPromptError", "TurnInfo"),
     ".domain.tools": (
         "Tool",
         "ToolContext",

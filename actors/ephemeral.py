@@ -136,6 +136,7 @@ class EphemeralRun:
             clock=runtime.clock,
             usage=runtime._groups.usage_of(settings),
             spending=runtime._spending.of(self.name),
+            alerts=runtime._groups._desk,
         )
         streak = Streak()
         while True:
@@ -146,6 +147,8 @@ class EphemeralRun:
                     model=settings.model,
                     carries_injections=settings.provider.carries_injections,
                     at_ms=runtime.clock.now_ms(),
+                    system=settings.system if isinstance(settings.system, str) else None,
+                    asks_system=callable(settings.system),
                 )
             )
             if not isinstance(start, TurnStart):

@@ -45,7 +45,7 @@ FAMILIES = (
         UnknownEntryError ReplaysExceededError MessageNotKeptError
         AgentExistsError AgentOwnedElsewhereError InboxFullError BatchTooLargeError MessageConflictError MessageReadError
         NotPermittedError
-        UnknownRunError UnknownWorkflowError UnknownScheduleError RunOpenError RunStateError RunOwnedElsewhereError RunsParkedError TurnFailedError SessionLostError RunEndedError StepFailedError
+        UnknownRunError UnknownWorkflowError UnknownScheduleError RunOpenError RunStateError RunOwnedElsewhereError RunsParkedError TurnFailedError SessionLostError RunEndedError StepFailedError SystemPromptError
         RuntimeClosedError
         QuiescedError ResumedError
         RewindRefusedError EditRefusedError UnknownMessageError CapacityExhaustedError AgentParkedError AgentEndedError AdmissionClosedError RunExhaustedError RunFailedError RunInterruptedError UnknownAgentError LeaseLostError OwnershipLostError

@@ -283,6 +283,8 @@ class Agent(TrioActor):
             at_ms=self._seams.clock.now_ms(),
             context=None if self._chosen is None else self._chosen.last,
             seen=None if self._seams.spending is None else self._seams.spending.turn,
+            system=settings.system if isinstance(settings.system, str) else None,
+            asks_system=callable(settings.system),
         )
         self.ask(self._seams.slot, start, tag=self._started)
 

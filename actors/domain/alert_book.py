@@ -46,8 +46,8 @@ class Alert:
     Attributes:
         id: Its number, for ever; None where the store could not take it yet.
         kind: `provider_wait`, `approval`, `run_waiting`, `run_recovery`, `agent_parked`,
-            `runs_parked`, `schedules_parked` or `context_unreadable`; `unreadable` for a row of
-            the alerts that cannot be trusted.
+            `runs_parked`, `schedules_parked`, `context_unreadable` or `system_prompt`;
+            `unreadable` for a row of the alerts that cannot be trusted.
         agent: Whom it concerns; `framework` where it concerns all, and a run's key for a run.
         model: Which model; `*` where it concerns all.
         text: What there is to know and what can be done, in one line.
@@ -218,6 +218,12 @@ def alert_text(raised: RaiseAlert, directory: str) -> str:
             f"Agent {agent} waits for a person to decide on {reason}. {end} To see what it is, and "
             f"to decide: abeyance approve {where}."
         )
+    elif raised.kind == "system_prompt":
+        text = (
+            f"The function that gives agent {agent}'s system prompt failed: {reason}. Its turn "
+            "made no call with it and has ended; no message is lost: the next turn carries them "
+            "all. Mend the function; the agent asks it again with its next turn."
+        )
     elif raised.kind == "context_unreadable":
         text = (
             f"The summary of agent {agent}'s older messages cannot be read: {reason}. No message "
@@ -309,6 +315,11 @@ class AlertDesk:
         episode = f"context:{slot}:{agent}:{last}"[:EPISODE_CHARS_MAX]
         reason = f"row ({slot!r}, {agent!r}, {last}) of table contexts: {cause}"
         self.tell(RaiseAlert("context_unreadable", agent, EVERY, "context", reason, None, episode))
+
+    def prompt(self, agent: str, turn: int, problem: str) -> None:
+        """The function that gives an agent's system prompt failed a turn."""
+        episode = f"prompt:{turn}:{agent}"[:EPISODE_CHARS_MAX]
+        self.tell(RaiseAlert("system_prompt", agent, EVERY, "prompt", problem, None, episode))
 
     def parked(self, agent: str, error: BaseException) -> None:
         """One of an agent's groups crashed too often."""

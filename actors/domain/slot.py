@@ -78,6 +78,7 @@ from .slot_messages import (
     Retract,
     RewindReceipt,
     RewindSlot,
+    SetPrompt,
     StartPair,
     StartTurn,
     TurnStart,
@@ -206,6 +207,9 @@ class Slot(TrioActor):
             case RecordRound() | CloseGap() | HoldTurn() | EndTurn() | EndPair() | RewindSlot():
                 done = recall(self._book, message) if self._reborn else None
                 return self._take_in(message) if done is None else done.answer
+            case SetPrompt():
+                # Done twice it is the same: the text is known, and the row says so already.
+                return self._take_in(message)
             case StartPair():
                 return self._start_pair(message)
             case Decide():

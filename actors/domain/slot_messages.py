@@ -139,6 +139,10 @@ class StartTurn(NamedTuple):
     seen: int | None = None
     """The turn whose calls this process has seen: of any other's that is taken up, one may have
     been made of which nobody knows."""
+    system: str | None = None
+    """The system prompt, where it is a text."""
+    asks_system: bool = False
+    """It is what a function says of the turn, and the turn's task asks it."""
 
 
 class WithdrawStart(NamedTuple):
@@ -173,6 +177,20 @@ class TurnStart(NamedTuple):
     """The summary that it was compiled behind and that cannot be read any more."""
     cancelled_by: str | None = None
     """Who asked for its end before this life of it: it makes no call, and ends."""
+    prompt: int | None = None
+    """The number of its system prompt; 0: none. None: that is to be decided."""
+    channel: str | None = None
+    """Where its reply belongs."""
+
+
+class SetPrompt(NamedTuple):
+    """Ask: name the system prompt of the live turn, before a call. Answers its number."""
+
+    agent: str
+    turn: int
+    token: int
+    text: str | None
+    at_ms: int
 
 
 class RecordRound(NamedTuple):

@@ -28,6 +28,7 @@ from .slot_messages import (
     RecordRound,
     Rewake,
     RewindSlot,
+    SetPrompt,
     StartPair,
     StartTurn,
     UndoEdit,
@@ -35,7 +36,15 @@ from .slot_messages import (
 )
 from .slot_pairs import plan_pair, plan_pair_end
 from .slot_rewind import last_cut, plan_rewind, plan_undo
-from .slot_turns import Plan, plan_boundary, plan_end, plan_hold, plan_round, plan_start
+from .slot_turns import (
+    Plan,
+    plan_boundary,
+    plan_end,
+    plan_hold,
+    plan_prompt,
+    plan_round,
+    plan_start,
+)
 
 
 def plan(book: SlotBook, kept: SlotKept, message: Any, chain: Chain) -> Plan:
@@ -47,6 +56,8 @@ def plan(book: SlotBook, kept: SlotKept, message: Any, chain: Chain) -> Plan:
     match message:
         case StartTurn():
             return plan_start(book, message, chain)
+        case SetPrompt():
+            return plan_prompt(book, message, chain)
         case RecordRound():
             return plan_round(book, message, chain)
         case CloseGap():

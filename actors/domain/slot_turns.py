@@ -41,9 +41,11 @@ from .slot_messages import (
     NothingToDo,
     Places,
     RecordRound,
+    SetPrompt,
     StartTurn,
     TurnStart,
 )
+from .slot_prompt import prompted, write_prompt
 from .slot_rewind import check_rewind, leaves_answerable, mark
 from .slot_rows import read_last
 from .spent_rows import join_spent, join_unknown
@@ -83,6 +85,7 @@ def plan_start(book: SlotBook, start: StartTurn, chain: Chain) -> Plan:
     book.move(draft, book.prefix())
     row, opened, unreadable = _open(book, draft, start, answers)
     turn = replace(opened, arrivals=arrived(opened.arrivals, came))
+    turn = prompted(book, draft, turn, start)
     number = book.open_number(agent)
     draft.put_counted("turns", (agent, number), row, turn)
     book.write_lease(draft, token=book.lease.token + 1, agent=agent, turn=number)
@@ -190,7 +193,18 @@ def _granted(book: SlotBook, agent: str, turn: Turn, unreadable: int | None) -> 
         compiled_round=turn.compiled_round,
         unreadable=unreadable,
         cancelled_by=turn.cancelled_by,
+        prompt=turn.prompt,
+        channel=reply_channel(turn),
     )
+
+
+def plan_prompt(book: SlotBook, asked: SetPrompt, chain: Chain) -> Plan:
+    """Plan what a turn's row says of its system prompt. Answers the prompt's number."""
+    row, draft, number = held_by(book, asked), Draft(), 0
+    if asked.text is not None:
+        number = write_prompt(book, draft, asked.agent, asked.text, asked.at_ms)
+    draft.put_counted("turns", (asked.agent, asked.turn), row, replace(row.record, prompt=number))
+    return Plan([book.request(draft, chain)], 1, number)
 
 
 def plan_round(book: SlotBook, round_: RecordRound, chain: Chain) -> Plan:

@@ -12,6 +12,7 @@ from .context import ContextStrategy, check_strategy
 from .errors import InvalidSpecError
 from .ingress import check_agent_name, check_name
 from .policy import ErrorPolicy, Pacing, ProviderHold
+from .system_prompt import System, unfit
 from .tools import Tool, check_tools
 from .turn import TurnSettings
 
@@ -27,7 +28,9 @@ class AgentSpec:
             stays the agent's until the agent is removed.
         provider: An adapter; it declares `carries_injections`.
         model: The provider's name of the model; not `*`.
-        system: The system prompt, or None.
+        system: The system prompt: a text of at most 1,000,000 bytes of UTF-8, a function of the
+            turn (`TurnInfo`), plain or async, that returns one, or None. It is decided once a
+            compile and stored with the turn.
         tools: The functions its model may call.
         rounds_max: Requests one turn may make before it fails.
         output_tokens_max: The bound of one reply, in tokens.
@@ -44,7 +47,7 @@ class AgentSpec:
     provider: Provider
     model: str
     slot: str | None = None
-    system: str | None = None
+    system: System = None
     tools: Sequence[Tool] = field(default_factory=tuple)
     rounds_max: int = 100
     output_tokens_max: int = 4096
@@ -71,8 +74,10 @@ def check_spec(spec: object) -> TurnSettings:
         raise InvalidSpecError("provider.carries_injections", "must be declared as True or False")
     if not callable(getattr(spec.provider, "call", None)):
         raise InvalidSpecError("provider.call", "must be an async function")
-    if spec.system is not None and not isinstance(spec.system, str):
-        raise InvalidSpecError("system", "must be text or None")
+    if spec.system is not None and not callable(spec.system):
+        problem = unfit(spec.system)
+        if problem is not None:
+            raise InvalidSpecError("system", f"{problem}, or a function of a TurnInfo, or None")
     for name in ("rounds_max", "output_tokens_max"):
         value = getattr(spec, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:

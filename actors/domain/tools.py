@@ -229,6 +229,20 @@ class ToolRunner:
         """The agent has ended; a body of its that still runs has nowhere to record to."""
         self._guards.pop(agent, None)
 
+    async def ask_host(
+        self, agent: str, function: Callable[..., Any], *arguments: Any, name: str
+    ) -> Any:
+        """Have a function of the host's say something of an agent's turn, as a tool's body runs.
+
+        A checkpoint. Cancelled: an async function is, a plain one runs on in its thread, and nobody
+        takes what it returns.
+
+        Returns:
+            What it returned; raises what it raised.
+        """
+        with in_role(None), in_chain(f"agent:{agent}", system=self._system):
+            return await self._called(function, arguments, {}, name)
+
     async def result(self, key: CallKey, call: ToolUseBlock, tool: Tool | None) -> ToolResultBlock:
         """What a call came to: recorded earlier, joined, taken up after a death, or run now.
 
@@ -409,23 +423,30 @@ class ToolRunner:
     ) -> ToolResultBlock:
         _context.set(ToolContext(*key))
         try:
-            if inspect.iscoroutinefunction(run):
-                value = await run(**arguments)
-            else:
-                # A thread cannot be ended. When the runtime ends it is left behind, its call in
-                # doubt, so that no body can keep a runtime from closing.
-                # In a tuple: trio takes a coroutine that comes out of a thread for a mistake.
-                (value,) = await trio.to_thread.run_sync(
-                    lambda: (run(**arguments),),
-                    limiter=self._limiter,
-                    thread_name=f"tool {call.name}",
-                    abandon_on_cancel=True,
-                )
-                if inspect.isawaitable(value):
-                    value = await value
+            value = await self._called(run, (), arguments, f"tool {call.name}")
         except BaseException as error:  # noqa: BLE001 - a tool's failure is a result for the model.
             return result_of(call, told(failure_of(error)), is_error=True)
         return told_of(call, value)
+
+    async def _called(
+        self,
+        run: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        named: dict[str, Any],
+        name: str,
+    ) -> Any:
+        if inspect.iscoroutinefunction(run):
+            return await run(*arguments, **named)
+        # A thread cannot be ended. When the runtime ends it is left behind, its call in doubt, so
+        # that no body can keep a runtime from closing.
+        # In a tuple: trio takes a coroutine that comes out of a thread for a mistake.
+        (value,) = await trio.to_thread.run_sync(
+            lambda: (run(*arguments, **named),),
+            limiter=self._limiter,
+            thread_name=name,
+            abandon_on_cancel=True,
+        )
+        return await value if inspect.isawaitable(value) else value
 
     async def _reconcile(
         self, key: CallKey, call: ToolUseBlock, ask: Reconcile | str, unknown: str = UNKNOWN_TEXT

@@ -47,11 +47,13 @@ from .slot_messages import (
     RecordRound,
     RewindReceipt,
     RewindSlot,
+    SetPrompt,
     TurnStart,
 )
 from .slot_rows import read_content, read_placed, read_rows
 from .spending import Spender
 from .streaming import Showing, Stream
+from .system_prompt import System, SystemPromptError, TurnInfo, decide, read_prompt
 from .tool_round import ToolRound
 from .tools import CallKey, Tool, ToolRunner
 from .usage_book import AccountUsage
@@ -70,6 +72,8 @@ ROWS_A_SLICE: Final = 64
 declare("turn.after_reply", "a reply arrived and is not recorded")
 declare("turn.after_round", "a reply is recorded and nothing of it was acted on")
 declare("turn.after_hold", "a turn is held")
+declare("turn.before_prompt", "a function said a turn's system prompt, and it is not stored")
+declare("turn.after_prompt", "a turn's system prompt is stored, and no call carried it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +86,7 @@ class TurnSettings:
     """Of a conversation agent: whose fork it is."""
     provider: Provider
     model: str
-    system: str | None
+    system: System
     tools: Mapping[str, Tool] = field(default_factory=dict)
     rounds_max: int = 100
     output_tokens_max: int = 4096
@@ -156,6 +160,7 @@ class TurnTask:
         self._chosen = chosen
         """The summary that was asked for; read already."""
         self._messages: list[ProviderMessage] = []
+        self._system: str | None = None
         self._tool_round: ToolRound | None = None
         self._voices = Voices.of(settings.name, settings.resident)
 
@@ -174,6 +179,7 @@ class TurnTask:
             await self.end("cancelled", NOTHING_MARKER, give_back=False)
             return TurnEnded("cancelled")
         try:
+            await self._prompt()
             await self._compile()
             if self.start.gap is not None:
                 held = await self._close_gap(self._open_calls())
@@ -183,6 +189,8 @@ class TurnTask:
         except UnreadableRecordError as error:
             # Running it again would read the same: what cannot be read is named, and nothing sent.
             return await self._fail(clean_text(f"this turn failed: {error}", MARKER_CHARS_MAX))
+        except SystemPromptError as error:
+            return await self._unprompted(error)
         except _Unfit as unfit:
             return await self._fail(str(unfit))
 
@@ -205,6 +213,34 @@ class TurnTask:
         raise _Unfit(f"this turn failed: it had {self.round} rounds, its bound")
 
     # -- compiling ---------------------------------------------------------------------------
+
+    async def _prompt(self) -> None:
+        """Read the system prompt that this compile's requests carry, or have it decided and
+        stored, so that whoever takes the turn up carries the same."""
+        start, settings, seams = self.start, self._settings, self._seams
+        number = start.prompt
+        if number is None:
+            info = TurnInfo(
+                agent=start.agent,
+                resident=settings.resident,
+                slot=settings.slot,
+                turn=start.turn,
+                round=start.round,
+                model=settings.model,
+                channel=start.channel,
+                at_ms=self._now(),
+            )
+            text = await decide(settings.system, info, seams.runner)
+            crashpoint("turn.before_prompt")
+            number = await self._ask(SetPrompt, text=text, at_ms=self._now())
+            crashpoint("turn.after_prompt")
+        self._system = read_prompt(seams.store, start.agent, number)
+
+    async def _unprompted(self, error: SystemPromptError) -> TurnEnded:
+        if self._seams.alerts is not None:
+            self._seams.alerts.prompt(error.agent, error.turn, error.problem)
+        text = f"this turn failed: {error}"
+        return await self._fail(clean_text(text, MARKER_CHARS_MAX), error.code)
 
     async def _compile(self) -> None:
         """Read the slot, but for what a summary stands for. Nothing else writes it while this turn
@@ -252,7 +288,7 @@ class TurnTask:
         return ModelRequest(
             model=settings.model,
             messages=tuple(self._messages),
-            system=settings.system,
+            system=self._system,
             tools=tuple(tool.schema() for tool in settings.tools.values()),
             output_tokens_max=settings.output_tokens_max,
         )

@@ -8,6 +8,7 @@ Invariants that it holds each request against the one before it, of the same age
     I1  Within one compile it is that request, the reply as it was sent, one message with the
         results of the reply's calls in their order, and what was injected: messages of users,
         without tool blocks. Or it is that request again, where its reply was lost with its host.
+        Its system prompt is the same.
     I2  At a fresh compile it equals what a compile renders then, where that is known. Where it is
         not, it carries on from the request before it and its reply, and changes nothing of them.
 
@@ -68,6 +69,8 @@ class Exchange:
     """What a compile rendered while the call was out; None where nobody looked."""
     recast: bool = False
     """It begins a compile behind another summary than the call before it, or behind none now."""
+    system: str | None = None
+    """The system prompt that it carried; None for none."""
 
     @property
     def calls(self) -> tuple[str, ...]:
@@ -150,7 +153,13 @@ def read_log(
         whole = entry.finished and entry.status == 200 and isinstance(entry.reply, dict)
         reply = _of_wire({"role": "assistant", **entry.reply}) if whole else None
         exchanges.append(
-            Exchange(entry.number, name, tuple(message for message in said if message), reply)
+            Exchange(
+                entry.number,
+                name,
+                tuple(message for message in said if message),
+                reply,
+                system=request.get("system"),
+            )
         )
     return exchanges
 
@@ -168,6 +177,7 @@ def read_scripted(*providers: ScriptedProvider) -> list[Exchange]:
             call.permit.agent,
             said_of(call.request),
             None if call.reply is None else Said("assistant", canonical_blocks(call.reply.blocks)),
+            system=call.request.system,
         )
         for number, call in enumerate(calls, 1)
         if call.permit.purpose != "auxiliary"
@@ -276,9 +286,10 @@ def _follows(earlier: Exchange, later: Exchange) -> list[str]:
         # What stands in the slot is known better where somebody compiled it.
         known = later.compiled is not None or later.recast
         return [] if known else _carries_on(earlier, later)
-    if later.messages == earlier.messages:
-        return []
-    return _grows(earlier, later)
+    found = []
+    if later.system != earlier.system:
+        found.append(f"{_named(later)} has another system prompt than call {earlier.number}")
+    return found if later.messages == earlier.messages else found + _grows(earlier, later)
 
 
 def _carries_on(earlier: Exchange, later: Exchange) -> list[str]:

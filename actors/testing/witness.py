@@ -106,7 +106,7 @@ class Witness:
         seams, agent = calls._seams, calls._settings.name
         at = len(self.exchanges)
         stream = f"{agent} of {getattr(seams.store, 'directory', id(seams.store))}"
-        exchange = Exchange(at + 1, stream, said_of(request))
+        exchange = Exchange(at + 1, stream, said_of(request), system=request.system)
         self.exchanges.append(exchange)
         slot = self._look(seams.store, seams.slot_name, agent, exchange, "went out")
         if slot is None:

@@ -12,6 +12,7 @@ from .edits import Edit, Revision
 from .kept import DeadLetter, Delivery, Quarantined, Reminder
 from .outboxes import Cursor, Outbox
 from .ownership import Changes, Mode, Owner, Process, Sequence, StoreMeta
+from .prompts import Prompt
 from .runs import Run, RunIndexed, RunItem, RunKey, RunTransition
 from .schedules import Occurrence, Schedule, ScheduleIndexed
 from .slots import Body, Carried, Entry, Head, Inboxed, Lease, MessageId, ToolCall, Turn, Wake
@@ -47,6 +48,7 @@ TABLES: Final[dict[str, Table]] = {
         Table("leases", (str,), (Lease,)),
         Table("carried", (str, int), (Carried,)),
         Table("contexts", (str, str, int), (Context,)),
+        Table("prompts", (str, int), (Prompt,)),
         Table("edits", (str, int), (Edit,)),
         Table("revisions", (str,), (Revision,)),
         Table("wakes", (str, int), (Wake,)),

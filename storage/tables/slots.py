@@ -230,6 +230,9 @@ class Turn(Record, frozen=True, kw_only=True):
     The same for all requests of one compile."""
     compiled_round: Seq = 0
     """The round that this compile began behind; those up to it may be of another."""
+    prompt: Seq | None = None
+    """The number of the system prompt (table `prompts`) that the requests of this compile carry.
+    0: they carry none. None: it was not decided before a call could be made."""
     started_ms: Instant
     ended_ms: Instant | None = None
     given_back: bool = False

@@ -51,6 +51,7 @@ ELSEWHERE = {
     "test_approvals": ("approvals",),
     "test_outbox": ("outboxes", "cursors"),
     "test_context_faults": ("contexts",),
+    "test_system_prompt": ("prompts",),
     "test_usage_book": ("usage",),
     "test_spending": ("spent", "spent_quarters"),
     "test_budgets": ("budgets",),

@@ -91,7 +91,7 @@ def test_a_start_consumes_the_wakes_it_answers_and_grants_the_lease() -> None:
     desk.accept("a")
     desk.accept("b")
     granted = desk.start()
-    assert granted == TurnStart("ana", 1, 1, 0, 1, 0, None)
+    assert granted == TurnStart("ana", 1, 1, 0, 1, 0, None, prompt=0)
     assert rows(desk.store, "wakes") == {}
     assert turn_of(desk).answers == (1, 2)
     assert carried(desk) == [(1, [1, 2], False)]

@@ -114,3 +114,16 @@ def test_another_model_answers_what_the_limited_one_could_not(tmp_path: Path) ->
         "large is waited for still",
         "after a restart ana asks small",
     ]
+
+
+def test_system_prompt_is_a_function_of_the_turn_and_the_same_in_all_its_requests(
+    tmp_path: Path,
+) -> None:
+    assert play("system_prompt.py", str(tmp_path / "state")) == [
+        "You are Ana, turn 1. Returns are free for 30 days.",
+        "You are Ana, turn 1. Returns are free for 30 days.",
+        "You are Ana, turn 2. Returns are free for 14 days.",
+        "ana is idle",
+        "this turn failed: the function that gives the system prompt of agent 'ana' failed: it "
+        "raised KeyError: 'sales'",
+    ]

@@ -50,6 +50,7 @@ from abeyance.storage.tables.kept import (
 )
 from abeyance.storage.tables.outboxes import Cursor, Outbox
 from abeyance.storage.tables.ownership import Mode, Owner
+from abeyance.storage.tables.prompts import Prompt
 from abeyance.storage.tables.runs import (
     Choice,
     Run,
@@ -150,6 +151,7 @@ RECORDS = {
     "alerts": Alert(kind="k", agent="a", model="m", text="t", episode="e", at_ms=1),
     "alerted": Alerted(episode="e"),
     "alerts_owed": AlertOwed(at_ms=1),
+    "prompts": Prompt(text="You are Ana.", made_ms=1),
     "contexts": Context(first=1, text="earlier", strategy="Summary", made_ms=1),
     "usage": Usage(windows=(Window(name="five_hour", used_percent=12.5, resets_ms=2),), read_ms=1),
     "spent": Spent(
