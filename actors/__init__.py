@@ -86,6 +86,7 @@ if TYPE_CHECKING:
     from .hosted_agents import HostedAgent
     from .hosted_runs import HostedRun
     from .opening import open_runtime
+    from .ops.http.options import HttpApi
     from .outbox_reading import Outbox, OutboxReply
     from .outboxes import OutboxStatus
     from .run_looking import RunHandle
@@ -125,6 +126,7 @@ __all__ = [
     "HostedRun",
     "HostedRuntime",
     "HostedSystem",
+    "HttpApi",
     "ImportRepair",
     "ImportReport",
     "ImportedMessage",
@@ -295,6 +297,7 @@ _HOMES: Final = {
     ".domain.wait_book": ("ProviderWait",),
     ".handle": ("AgentHandle",),
     ".hosted": ("HostedRuntime",),
+    ".ops.http.options": ("HttpApi",),
     ".hosted_agents": ("HostedAgent",),
     ".hosted_runs": ("HostedRun",),
     ".opening": ("open_runtime",),

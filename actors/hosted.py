@@ -43,6 +43,7 @@ from .hosted_outboxes import HostedOutboxVerbs
 from .hosted_runs import HostedRunVerbs
 from .hosted_schedules import HostedScheduleVerbs
 from .opening import StoreFaults, open_runtime
+from .ops.http.options import HttpApi
 from .runtime import Runtime
 from .status import AgentHealth, RuntimeStatistics, RuntimeStatus
 from .wait_verbs import EVERY_MODEL
@@ -64,7 +65,7 @@ class HostedRuntime(HostedRunVerbs, HostedScheduleVerbs, HostedApprovalVerbs, Ho
         trace: Whether messages carry the OpenTelemetry context, as for `open_runtime`.
         account_waits: As for `open_runtime`.
         admin: The host's gate for operators' acts, as for `open_runtime`; it runs on the loop.
-        prices, budgets, retention: As for `open_runtime`.
+        prices, budgets, retention, http: As for `open_runtime`.
     """
 
     def __init__(
@@ -83,7 +84,9 @@ class HostedRuntime(HostedRunVerbs, HostedScheduleVerbs, HostedApprovalVerbs, Ho
         prices: Prices | None = None,
         budgets: Sequence[Budget] = (),
         retention: Retention | None = None,
+        http: HttpApi | None = None,
     ) -> None:
+        self._http = http
         self._trace = trace
         self._retention = retention
         self._budgets = budgets
@@ -192,6 +195,7 @@ class HostedRuntime(HostedRunVerbs, HostedScheduleVerbs, HostedApprovalVerbs, Ho
                 prices=self._prices,
                 budgets=self._budgets,
                 retention=self._retention,
+                http=self._http,
             ) as runtime:
                 self._opened.set(runtime)
                 await self._stop.wait()
@@ -393,6 +397,11 @@ class HostedRuntime(HostedRunVerbs, HostedScheduleVerbs, HostedApprovalVerbs, Ho
     def runtime(self) -> Runtime:
         """The runtime, for what may be called from any thread, as a metrics collector is."""
         return self._check_open()[1]
+
+    @property
+    def http_url(self) -> str | None:
+        """Where the HTTP API is, such as `http://127.0.0.1:8321`; None where there is none."""
+        return self._check_open()[1].http_url
 
     def tree(
         self, *, depth_max: int = DEPTH, width_max: int = WIDTH, nodes_max: int = NODES

@@ -12,6 +12,7 @@ import re
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
@@ -32,6 +33,7 @@ from .domain.requesters import Admin
 from .domain.retention import Retention, check_retention
 from .ops.control import serve_control
 from .ops.failures_log import FailuresLog
+from .ops.http.options import HttpApi, check_http
 from .runtime import Runtime
 
 
@@ -58,6 +60,7 @@ async def open_runtime(
     prices: Prices | None = None,
     budgets: Sequence[Budget] = (),
     retention: Retention | None = None,
+    http: HttpApi | None = None,
 ) -> AsyncIterator[Runtime]:
     """Open a runtime on a state directory; it is created, mode 0700, where it is not there.
 
@@ -87,10 +90,12 @@ async def open_runtime(
         budgets: How much all agents of the directory together may use; an agent's own are in its
             specification.
         retention: For how long history is kept (docs/retention.md); None: `Retention()`.
+        http: The HTTP API to serve (docs/http.md; the `http` extra). None: none.
     Raises:
         InvalidSpecError: The directory's name is empty; the system's asks have a deadline, or it
-            has other faults; the webhook, a sink, the gate, a price, a budget or the retention is
-            malformed. Nothing was opened.
+            has other faults; the webhook, a sink, the gate, a price, a budget, the retention or the
+            HTTP API is malformed, or that extra is not installed. Nothing was opened.
+        HttpAddressError: The HTTP API cannot listen where it was told to.
         StorageError: The directory is not a store that can be opened here; each kind says why and
             what to do. Nothing was changed.
         StoreLostError: The writer died for good while the runtime was open; raised at the end.
@@ -113,6 +118,10 @@ async def open_runtime(
     for place, budget in enumerate(read_budgets):
         if budget.cost is not None and read_prices is None:
             raise InvalidSpecError(f"budgets[{place}].cost", "needs `prices`")
+    if http is not None:
+        check_http(http)
+        if find_spec("starlette") is None or find_spec("hypercorn") is None:
+            raise InvalidSpecError("http", 'needs its libraries: pip install "abeyance[http]"')
     wall = clock if clock is not None else SystemClock()
     # Absolute, so that a later chdir moves nothing and a status says where it is.
     sinks = _sinks(webhook, alert_sinks)
@@ -139,7 +148,7 @@ async def open_runtime(
             )
             try:
                 runtime._counts.take_over(ownership.is_alive)
-                async with _open(runtime, control=control, enter=system is None):
+                async with _open(runtime, control=control, http=http, enter=system is None):
                     yield runtime
             finally:
                 runtime._close_ports()
@@ -179,7 +188,9 @@ def _new_system(clock: Clock, faults: StoreFaults | None, trace: bool) -> ActorS
 
 
 @asynccontextmanager
-async def _open(runtime: Runtime, *, control: bool, enter: bool) -> AsyncIterator[None]:
+async def _open(
+    runtime: Runtime, *, control: bool, http: HttpApi | None, enter: bool
+) -> AsyncIterator[None]:
     """Run a runtime around the host's block.
 
     What the block raises leaves as it is, not in a group of a nursery's making.
@@ -198,6 +209,10 @@ async def _open(runtime: Runtime, *, control: bool, enter: bool) -> AsyncIterato
                 await bodies.start(
                     functools.partial(serve_control, nonce=nonce), runtime, runtime.directory
                 )
+            if http is not None:
+                from .ops.http.server import serve_http  # Its libraries are an extra.
+
+                runtime.http_url = await bodies.start(serve_http, runtime, http)
             with runtime._scope:
                 yield
         except BaseException as error:  # noqa: BLE001 - raised again below.

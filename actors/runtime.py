@@ -93,6 +93,8 @@ class Runtime(
     ) -> None:
         self.directory = directory
         self.clock = clock
+        self.http_url: str | None = None
+        """Where the HTTP API is, such as `http://127.0.0.1:8321`, while there is one."""
         self._admin = admin
         self._store = store
         self._ownership = ownership

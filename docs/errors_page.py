@@ -51,7 +51,7 @@ FAMILIES = (
         RewindRefusedError EditRefusedError UnknownMessageError CapacityExhaustedError AgentParkedError AgentEndedError AdmissionClosedError RunExhaustedError RunFailedError RunInterruptedError UnknownAgentError LeaseLostError OwnershipLostError
         AlreadyOpenError MissingStoreError NoFileLocksError OwnedElsewhereError StoreBusyError StoreInUseError
         StoreClosedError
-        ControlError NoHostError
+        ControlError HttpAddressError NoHostError
         ScriptEndedError ProviderNotInstalledError
         """,
     ),
@@ -112,6 +112,7 @@ FAMILIES = (
 INTERNAL = frozenset(
     {
         "EventTooLongError",
+        "HttpRefusedError",
         "StatedError",
         "UnaddressedError",
         "UnreadableReplyError",

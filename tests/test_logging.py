@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[1]
 LEVELS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
 ABOUT = {"actor", "agent", "run", "turn"}
 ABOUT_NOBODY = {
+    "the HTTP API is at %s",
+    "an HTTP request failed",
     "deleted what was old: %s",
     "on_event failed; the system goes on",
     "a control request failed",

@@ -14,8 +14,9 @@ from abeyance.actors.core.logs import Log
 from .errors import InvalidInputError, NotPermittedError
 from .ingress import clean_text
 
-Door: TypeAlias = Literal["api", "cli"]
-"""`api`: the host's own code. `cli`: the control socket, whose mode of 0600 is its gate."""
+Door: TypeAlias = Literal["api", "cli", "http"]
+"""`api`: the host's own code. `cli`: the control socket, whose mode of 0600 is its gate. `http`:
+the HTTP API, which has its admin token, and behind that the host's gate."""
 REQUESTER_CHARS_MAX: Final = 200
 
 _logger = Log(__name__)
@@ -57,12 +58,13 @@ def read_requester(requester: object, door: Door) -> str:
 
 
 def check_permitted(admin: Admin | None, act: OperatorAct, door: Door) -> None:
-    """Ask the host's gate about an act that comes through its API; one that fails lets nobody by.
+    """Ask the host's gate about an act that comes through its API or by HTTP; one that fails lets
+    nobody by.
 
     Raises:
         NotPermittedError: It did not say yes; nothing was done.
     """
-    if admin is None or door != "api":
+    if admin is None or door == "cli":
         return
     cause: Exception | None = None
     try:

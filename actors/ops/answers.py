@@ -236,8 +236,8 @@ class Controlled(Protocol):
         """Send a quarantined message again; the row, counted."""
 
 
-async def answer(runtime: Controlled, request: Request) -> msgspec.Struct:
-    """Do what a checked request asks for, and return the report of it.
+async def answer(runtime: Controlled, request: Request, door: Door) -> msgspec.Struct:
+    """Do what a checked request that came by a door asks for, and return the report of it.
 
     A checkpoint where the verb is. Cancelled: what was handed to the runtime is the runtime's to
     finish.
@@ -245,7 +245,10 @@ async def answer(runtime: Controlled, request: Request) -> msgspec.Struct:
     Raises:
         AbeyanceError: As the runtime's verb; its text says what is still true.
     """
-    return await _ANSWERS[type(request)](runtime, request)
+    report = _REPORTS.get(type(request))
+    if report is not None:
+        return await report(runtime, request)
+    return await _ACTS[type(request)](runtime, request, door)
 
 
 async def _status(runtime: Controlled, _request: StatusRequest) -> StatusReport:
@@ -257,34 +260,36 @@ async def _waits(runtime: Controlled, request: WaitsRequest) -> WaitsReport:
     return WaitsReport(waits=tuple(_mirror(wait, WaitReport) for wait in waits))
 
 
-async def _release(runtime: Controlled, request: ReleaseRequest) -> ReleaseReport:
+async def _release(runtime: Controlled, request: ReleaseRequest, door: Door) -> ReleaseReport:
     receipt = await runtime.release_provider_wait(
         request.agent,
         request.scope,
-        requester=clean_requester(request.requester),
-        door="cli",
+        requester=clean_requester(request.requester, door),
+        door=door,
     )
     return ReleaseReport(released=tuple(_mirror(item, ReleasedReport) for item in receipt.released))
 
 
-async def _rewind(runtime: Controlled, request: RewindRequest) -> RewindReport:
-    handle, by = runtime.agent(request.agent), clean_requester(request.requester)
+async def _rewind(runtime: Controlled, request: RewindRequest, door: Door) -> RewindReport:
+    handle, by = runtime.agent(request.agent), clean_requester(request.requester, door)
     if request.to is msgspec.UNSET:
-        return _mirror(await handle.undo_rewind(requester=by, door="cli"), RewindReport)
-    rewound = await handle.rewind(request.to, requester=by, door="cli")
+        return _mirror(await handle.undo_rewind(requester=by, door=door), RewindReport)
+    rewound = await handle.rewind(request.to, requester=by, door=door)
     return _mirror(rewound, RewindReport)
 
 
-async def _cancel_turn(runtime: Controlled, request: CancelTurnRequest) -> CancelTurnReport:
-    handle, by = runtime.agent(request.agent), clean_requester(request.requester)
-    receipt = await handle.cancel_turn(turn=_given(request.turn), requester=by, door="cli")
+async def _cancel_turn(
+    runtime: Controlled, request: CancelTurnRequest, door: Door
+) -> CancelTurnReport:
+    handle, by = runtime.agent(request.agent), clean_requester(request.requester, door)
+    receipt = await handle.cancel_turn(turn=_given(request.turn), requester=by, door=door)
     return _mirror(receipt, CancelTurnReport)
 
 
-async def _set_model(runtime: Controlled, request: SetModelRequest) -> ModelReport:
-    handle, by = runtime.agent(request.agent), clean_requester(request.requester)
+async def _set_model(runtime: Controlled, request: SetModelRequest, door: Door) -> ModelReport:
+    handle, by = runtime.agent(request.agent), clean_requester(request.requester, door)
     model, provider = _given(request.model), _given(request.provider)
-    receipt = await handle.set_model(model, provider, requester=by, door="cli")
+    receipt = await handle.set_model(model, provider, requester=by, door=door)
     return _mirror(receipt, ModelReport)
 
 
@@ -292,20 +297,20 @@ async def _approvals(runtime: Controlled, request: ApprovalsRequest) -> Approval
     return report_approvals(runtime.approvals(_given(request.agent)))
 
 
-async def _decide(runtime: Controlled, request: DecideRequest) -> DecisionReport:
+async def _decide(runtime: Controlled, request: DecideRequest, door: Door) -> DecisionReport:
     decide = runtime.approve if request.verdict == "approve" else runtime.deny
-    by = clean_requester(request.requester)
-    receipt = await decide(request.approval, requester=by, note=request.note, door="cli")
+    by = clean_requester(request.requester, door)
+    receipt = await decide(request.approval, requester=by, note=request.note, door=door)
     return _mirror(receipt, DecisionReport)
 
 
-async def _edit(runtime: Controlled, request: EditRequest) -> EditReport:
-    handle, by = runtime.agent(request.agent), clean_requester(request.requester)
+async def _edit(runtime: Controlled, request: EditRequest, door: Door) -> EditReport:
+    handle, by = runtime.agent(request.agent), clean_requester(request.requester, door)
     if not isinstance(request.undo, msgspec.UnsetType):
-        undone = await handle.undo_edit(request.undo, requester=by, door="cli")
+        undone = await handle.undo_edit(request.undo, requester=by, door=door)
         return _mirror(undone, EditReport)
     blocks = _given(request.blocks)
-    edited = await handle.edit(request.message, blocks, requester=by, door="cli")
+    edited = await handle.edit(request.message, blocks, requester=by, door=door)
     return _mirror(edited, EditReport)
 
 
@@ -313,25 +318,25 @@ async def _edits(runtime: Controlled, request: EditsRequest) -> EditsReport:
     return EditsReport(edits=tuple(map(report_edit, runtime.agent(request.agent).edits())))
 
 
-async def _import(runtime: Controlled, request: ImportRequest) -> ImportReport:
+async def _import(runtime: Controlled, request: ImportRequest, door: Door) -> ImportReport:
     report = await runtime.import_deferred(
         request.path,
         agent=_given(request.agent),
         wake=request.wake,
         dry_run=request.dry_run,
-        requester=clean_requester(request.requester),
-        door="cli",
+        requester=clean_requester(request.requester, door),
+        door=door,
     )
     return report_import(report)
 
 
-async def _quiesce(runtime: Controlled, request: QuiesceRequest) -> QuiesceReport:
-    by, was = clean_requester(request.requester), runtime.status().mode
+async def _quiesce(runtime: Controlled, request: QuiesceRequest, door: Door) -> QuiesceReport:
+    by, was = clean_requester(request.requester, door), runtime.status().mode
     if request.end:
-        ended = await runtime.resume(requester=by, door="cli")
+        ended = await runtime.resume(requester=by, door=door)
         was_ = "quiesced" if ended.was_quiesced else "serving"
         return QuiesceReport(state="serving", was=was_, reason=ended.reason, landed=ended.landed)
-    receipt = await runtime.quiesce(request.reason, request.within_s, requester=by, door="cli")
+    receipt = await runtime.quiesce(request.reason, request.within_s, requester=by, door=door)
     return QuiesceReport(
         state="quiesced",
         was=was.state,
@@ -373,11 +378,11 @@ async def _inbox(runtime: Controlled, request: InboxRequest) -> InboxReport:
     return InboxReport(inbox=tuple(_mirror(row, InboxRowReport) for row in rows))
 
 
-async def _replay(runtime: Controlled, request: ReplayRequest) -> ReplayReport:
+async def _replay(runtime: Controlled, request: ReplayRequest, door: Door) -> ReplayReport:
     dead = request.kind == "dead_letter"
     replay = runtime.replay_dead_letter if dead else runtime.replay_quarantined
-    by = clean_requester(request.requester)
-    sent = await replay(request.id, requester=by, door="cli")
+    by = clean_requester(request.requester, door)
+    sent = await replay(request.id, requester=by, door=door)
     return ReplayReport(replayed=_mirror(sent, EntryReport))
 
 
@@ -400,22 +405,24 @@ async def _schedules(runtime: Controlled, request: SchedulesRequest) -> Schedule
     return report_schedules([status], found, os.getpid())
 
 
-async def _schedule_act(runtime: Controlled, request: ScheduleActRequest) -> ScheduleActReport:
-    by = clean_requester(request.requester)
+async def _schedule_act(
+    runtime: Controlled, request: ScheduleActRequest, door: Door
+) -> ScheduleActReport:
+    by = clean_requester(request.requester, door)
     verb = {
         "pause": runtime.pause_schedule,
         "resume": runtime.resume_schedule,
         "remove": runtime.remove_schedule,
     }[request.act]
-    return report_schedule_act(await verb(request.schedule, requester=by, door="cli"), os.getpid())
+    return report_schedule_act(await verb(request.schedule, requester=by, door=door), os.getpid())
 
 
-async def _unpark(runtime: Controlled, request: UnparkRequest) -> UnparkReport:
-    by = clean_requester(request.requester)
+async def _unpark(runtime: Controlled, request: UnparkRequest, door: Door) -> UnparkReport:
+    by = clean_requester(request.requester, door)
     if isinstance(request.agent, str):
-        was_parked = await runtime.resume_agent(request.agent, requester=by, door="cli")
+        was_parked = await runtime.resume_agent(request.agent, requester=by, door=door)
     else:
-        was_parked = await runtime.unpark(_given(request.group), requester=by, door="cli")  # type: ignore[arg-type]
+        was_parked = await runtime.unpark(_given(request.group), requester=by, door=door)  # type: ignore[arg-type]
     return UnparkReport(pids=(os.getpid(),) if was_parked else ())
 
 
@@ -426,41 +433,45 @@ async def _run(runtime: Controlled, request: RunRequest) -> RunDetailReport:
     return report_detail(status, steps, history, os.getpid())
 
 
-async def _resume_run(runtime: Controlled, request: ResumeRunRequest) -> RunActReport:
+async def _resume_run(runtime: Controlled, request: ResumeRunRequest, door: Door) -> RunActReport:
     receipt = await runtime.resume_run(
         request.run,
-        requester=clean_requester(request.requester),
+        requester=clean_requester(request.requester, door),
         in_doubt=_given(request.in_doubt),
         result=request.result,
-        door="cli",
+        door=door,
     )
     return report_act(receipt, os.getpid())
 
 
-async def _use_fallback(runtime: Controlled, request: UseFallbackRequest) -> RunActReport:
+async def _use_fallback(
+    runtime: Controlled, request: UseFallbackRequest, door: Door
+) -> RunActReport:
     receipt = await runtime.use_fallback(
         request.run,
         provider=request.provider,
         model=request.model,
-        requester=clean_requester(request.requester),
-        door="cli",
+        requester=clean_requester(request.requester, door),
+        door=door,
     )
     return report_act(receipt, os.getpid())
 
 
-async def _take_over_run(runtime: Controlled, request: TakeOverRunRequest) -> RunActReport:
-    by = clean_requester(request.requester)
+async def _take_over_run(
+    runtime: Controlled, request: TakeOverRunRequest, door: Door
+) -> RunActReport:
+    by = clean_requester(request.requester, door)
     return report_act(
-        await runtime.take_over_run(request.run, requester=by, door="cli"), os.getpid()
+        await runtime.take_over_run(request.run, requester=by, door=door), os.getpid()
     )
 
 
-async def _cancel_run(runtime: Controlled, request: CancelRunRequest) -> RunActReport:
+async def _cancel_run(runtime: Controlled, request: CancelRunRequest, door: Door) -> RunActReport:
     receipt = await runtime.cancel_run(
         request.run,
-        requester=clean_requester(request.requester),
+        requester=clean_requester(request.requester, door),
         reason=request.reason,
-        door="cli",
+        door=door,
     )
     return report_act(receipt, os.getpid())
 
@@ -471,37 +482,42 @@ async def _usage(runtime: Controlled, request: UsageRequest) -> UsageReport:
     return report_usage(await runtime.usage(agent, since, by=by, zone=request.zone))
 
 
-_Answer: TypeAlias = Callable[[Controlled, Any], Awaitable[msgspec.Struct]]
-_ANSWERS: Final[dict[type[msgspec.Struct], _Answer]] = {
+_Report: TypeAlias = Callable[[Controlled, Any], Awaitable[msgspec.Struct]]
+_REPORTS: Final[dict[type[msgspec.Struct], _Report]] = {
     StatusRequest: _status,
     WaitsRequest: _waits,
-    ReleaseRequest: _release,
-    RewindRequest: _rewind,
-    CancelTurnRequest: _cancel_turn,
-    SetModelRequest: _set_model,
     ApprovalsRequest: _approvals,
-    DecideRequest: _decide,
-    EditRequest: _edit,
     EditsRequest: _edits,
-    ImportRequest: _import,
-    QuiesceRequest: _quiesce,
     TreeRequest: _tree,
     DeadLettersRequest: _dead_letters,
     QuarantineRequest: _quarantine,
     AlertsRequest: _alerts,
     InboxRequest: _inbox,
-    ReplayRequest: _replay,
     UsageRequest: _usage,
     RunsRequest: _runs,
     SchedulesRequest: _schedules,
+    RunRequest: _run,
+}
+_Act: TypeAlias = Callable[[Controlled, Any, Door], Awaitable[msgspec.Struct]]
+_ACTS: Final[dict[type[msgspec.Struct], _Act]] = {
+    ReleaseRequest: _release,
+    RewindRequest: _rewind,
+    CancelTurnRequest: _cancel_turn,
+    SetModelRequest: _set_model,
+    DecideRequest: _decide,
+    EditRequest: _edit,
+    ImportRequest: _import,
+    QuiesceRequest: _quiesce,
+    ReplayRequest: _replay,
     ScheduleActRequest: _schedule_act,
     UnparkRequest: _unpark,
-    RunRequest: _run,
     ResumeRunRequest: _resume_run,
     UseFallbackRequest: _use_fallback,
     CancelRunRequest: _cancel_run,
     TakeOverRunRequest: _take_over_run,
 }
+READING: Final = frozenset(_REPORTS)
+"""The requests that change nothing."""
 
 
 _V = TypeVar("_V")

@@ -109,7 +109,7 @@ def this_requester() -> str:
         name = getpass.getuser()
     except (OSError, KeyError):  # A user id without a name, as in many containers.
         name = f"uid {os.getuid()}"
-    return clean_requester(name)
+    return clean_requester(name, "cli")
 
 
 class HostClient:

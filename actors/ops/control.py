@@ -156,7 +156,7 @@ class _Server:
     async def _answer(self, line: bytes) -> bytes:
         try:
             request = read_request(line)
-            reply = ok_line(await answer(self._runtime, request))
+            reply = ok_line(await answer(self._runtime, request, "cli"))
         except ControlError as error:
             return error_line(error.code, str(error), error.field)
         except AbeyanceError as error:

@@ -18,9 +18,9 @@ A collector is called on whichever thread scrapes. Not on a thread that runs ano
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
-from prometheus_client import Metric
+from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -34,7 +34,6 @@ from abeyance.actors.core.future import Timeout
 from abeyance.storage.errors import StorageError
 
 if TYPE_CHECKING:
-    from abeyance.actors.runtime import Runtime
     from abeyance.actors.status import RuntimeStatistics
 
 ACTORS_MAX: Final = 100
@@ -144,6 +143,17 @@ class SystemCollector(Collector):
         )
 
 
+class Measured(Protocol):
+    """What is read of a runtime."""
+
+    @property
+    def system(self) -> ActorSystem:
+        """Its actors."""
+
+    def statistics(self) -> RuntimeStatistics:
+        """Its figures, on its loop."""
+
+
 class RuntimeCollector(Collector):
     """The figures of a runtime, with those of its actors.
 
@@ -156,7 +166,7 @@ class RuntimeCollector(Collector):
 
     def __init__(
         self,
-        runtime: Runtime,
+        runtime: Measured,
         *,
         actors_max: int = ACTORS_MAX,
         wait_s: float = WAIT_S,
@@ -323,3 +333,10 @@ def _first(figures: Mapping[str, int], most: int) -> dict[str, int]:
     kept = dict(items[:most])
     rest = sum(figure for _, figure in items[most:])
     return {**kept, "other": kept.get("other", 0) + rest} if rest else kept
+
+
+def exposition(collector: Collector) -> bytes:
+    """What a scrape of one collector reads, as text. On a thread on which no loop runs."""
+    registry = CollectorRegistry()
+    registry.register(collector)
+    return generate_latest(registry)

@@ -16,11 +16,13 @@ Pure: no socket, no event loop.
 from __future__ import annotations
 
 import re
-from typing import Final, get_args
+from collections.abc import Mapping
+from typing import Any, Final, get_args
 
 import msgspec
 
 from abeyance.actors.domain.ingress import clean_text
+from abeyance.actors.domain.requesters import Door
 
 from .errors import (
     ControlError,
@@ -75,7 +77,9 @@ class _Envelope(msgspec.Struct, frozen=True):
 
 
 _envelopes = msgspec.json.Decoder(_Envelope)
-_VERBS: Final = tuple(str(kind.__struct_config__.tag) for kind in get_args(Request))
+VERBS: Final[Mapping[str, type[msgspec.Struct]]] = {
+    str(kind.__struct_config__.tag): kind for kind in get_args(Request)
+}
 
 
 def read_request(line: bytes) -> Request:
@@ -102,18 +106,43 @@ def read_request(line: bytes) -> Request:
             "done; use the command line of the host's own version",
             field="protocol",
         )
-    if envelope.verb is not msgspec.UNSET and envelope.verb not in _VERBS:
-        raise UnknownVerbError(
-            f"there is no verb {envelope.verb[:80]!r}; nothing was done; "
-            f"the verbs are {', '.join(_VERBS)}",
-            field="verb",
-        )
+    if envelope.verb is not msgspec.UNSET and envelope.verb not in VERBS:
+        raise _unknown(envelope.verb)
     try:
         request = _requests.decode(line)
     except (msgspec.ValidationError, RecursionError) as error:
         raise _invalid(error) from None
     check_request(request)
     return request
+
+
+def read_fields(verb: str, fields: Mapping[str, Any], *, strict: bool) -> Request:
+    """Check a verb and its fields, where they do not come as a line.
+
+    Args:
+        strict: Whether a number must be one, and not its digits.
+    Raises:
+        UnknownVerbError, InvalidFieldError, InvalidInputError, InvalidNameError: As `read_request`.
+    """
+    if verb not in VERBS:
+        raise _unknown(verb)
+    if "verb" in fields:
+        raise InvalidFieldError(
+            "the verb is named by the path; nothing was done; leave that field out", field="verb"
+        )
+    try:
+        request: Request = msgspec.convert({"verb": verb, **fields}, Request, strict=strict)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise _invalid(error) from None
+    check_request(request)
+    return request
+
+
+def _unknown(verb: str) -> UnknownVerbError:
+    return UnknownVerbError(
+        f"there is no verb {verb[:80]!r}; nothing was done; the verbs are {', '.join(VERBS)}",
+        field="verb",
+    )
 
 
 def _invalid(error: Exception) -> ControlError:
@@ -128,10 +157,10 @@ def _invalid(error: Exception) -> ControlError:
     )
 
 
-def clean_requester(text: str) -> str:
-    """The requester as it is recorded: `cli:` and a bounded name on one line."""
-    name = clean_text(text.removeprefix("cli:"), REQUESTER_CHARS_MAX).strip()
-    return f"cli:{name or 'unknown'}"
+def clean_requester(text: str, door: Door) -> str:
+    """The requester as it is recorded: the door's name and a bounded name on one line."""
+    name = clean_text(text.removeprefix(f"{door}:"), REQUESTER_CHARS_MAX).strip()
+    return f"{door}:{name or 'unknown'}"
 
 
 def ok_line(result: msgspec.Struct) -> bytes:

@@ -37,6 +37,16 @@ def test_stop_button_ends_the_turn_once_and_the_next_message_is_answered(tmp_pat
     ]
 
 
+def test_wait_is_ended_over_http_by_who_has_the_token(tmp_path: Path) -> None:
+    assert play("http_api.py", str(tmp_path / "state")) == [
+        "ana may not call m",
+        "without the token: 401 unauthorized",
+        "with it: recorded",
+        "user: Hello?",
+        "ana: At last.",
+    ]
+
+
 def test_budget_holds_until_somebody_lets_the_agent_go_on(tmp_path: Path) -> None:
     assert play("usage.py", str(tmp_path / "state")) == [
         "Monday: idle",

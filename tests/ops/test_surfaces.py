@@ -1,5 +1,5 @@
-"""One rule at every door: releases, rewinds and listings by the API, under threads, by the socket
-and on a stopped store."""
+"""One rule at every door: releases, rewinds and listings by the API, under threads, by the socket,
+by HTTP and on a stopped store."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 import trio
 
-from abeyance.actors import AgentSpec, HostedRuntime, Runtime, open_runtime
+from abeyance.actors import AgentSpec, HostedRuntime, HttpApi, Runtime, open_runtime
 from abeyance.actors.core.errors import AbeyanceError
 from abeyance.actors.domain.errors import NotPermittedError
 from abeyance.actors.domain.protocol import RecordWait
@@ -78,12 +79,39 @@ class Socket(Door):
         return [item["model"] for item in answer["result"]["waits"]]
 
 
-DOORS = [Api, Socket]
+class Http(Door):
+    async def _ask(self, method: str, verb: str, **how: Any) -> httpx2.Response:
+        assert self.runtime.http_url is not None
+        headers = {"authorization": f"Bearer {TOKEN}"}
+        async with httpx2.AsyncClient(base_url=self.runtime.http_url, headers=headers) as client:
+            return await client.request(method, f"/v1/{verb}", **how)
+
+    async def release(self, agent: Any, model: Any, requester: str = "ops") -> list[str] | str:
+        fields = {} if model is ABSENT else {"model": model}
+        body = {"agent": agent, "requester": requester, **fields}
+        answer = await self._ask("POST", "release", json=body)
+        if answer.status_code != 200:
+            error = answer.json()["error"]
+            assert answer.status_code == (422 if error["field"] else 404)
+            return error["field"] or error["code"]
+        return [item["model"] for item in answer.json()["released"]]
+
+    async def waits(self, agent: Any) -> list[str] | str:
+        answer = await self._ask("GET", "waits", params={"agent": agent})
+        if answer.status_code != 200:
+            assert answer.status_code == 422
+            return answer.json()["error"]["field"]
+        return [item["model"] for item in answer.json()["waits"]]
+
+
+DOORS = [Api, Socket, Http]
+TOKEN = "the-admins-own-token"
 
 
 @asynccontextmanager
 async def opened(state: Path, door: type[Door]) -> AsyncIterator[Door]:
-    async with open_runtime(state) as runtime:
+    http = HttpApi(port=0, admin_token=TOKEN) if door is Http else None
+    async with open_runtime(state, http=http) as runtime:
         for name in ("ana", "bo"):
             provider = ScriptedProvider([])
             await runtime.add_agent(AgentSpec(name=name, provider=provider, model="m1"))
@@ -140,7 +168,9 @@ async def test_release_is_refused_or_done_alike_at_every_door(
 
 @pytest.mark.behaviour("W-115")
 @pytest.mark.parametrize(
-    ("door", "prefix"), [(Api, "api:"), (Socket, "cli:")], ids=["api", "socket"]
+    ("door", "prefix"),
+    [(Api, "api:"), (Socket, "cli:"), (Http, "http:")],
+    ids=["api", "socket", "http"],
 )
 @pytest.mark.parametrize(
     ("requester", "kept"),
@@ -150,8 +180,9 @@ async def test_release_is_refused_or_done_alike_at_every_door(
         ("x" * 10_000, "x" * 199 + "\N{HORIZONTAL ELLIPSIS}"),
         ("api:ops", None),
         ("cli:root", None),
+        ("http:web", None),
     ],
-    ids=["plain", "lines", "long", "says api", "says cli"],
+    ids=["plain", "lines", "long", "says api", "says cli", "says http"],
 )
 async def test_requester_is_one_bounded_line_behind_the_name_of_its_own_door(
     state: Path, door: type[Door], prefix: str, requester: str, kept: str | None
@@ -177,8 +208,16 @@ async def test_requester_that_says_nothing_is_refused_by_the_api(
 
 
 @pytest.mark.behaviour("W-119", "W-120")
-@pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("agent", [42, "", "*", "framework", [], {}, True, "a\nb"], ids=repr)
+@pytest.mark.parametrize(
+    ("door", "agent"),
+    [
+        (door, agent)
+        for agent in (42, "", "*", "framework", [], {}, True, "a\nb")
+        for door in DOORS
+        if door is not Http or isinstance(agent, str)  # A query is all text.
+    ],
+    ids=repr,
+)
 async def test_listing_refuses_a_malformed_filter_at_every_door(
     state: Path, door: type[Door], agent: Any
 ) -> None:

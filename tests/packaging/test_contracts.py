@@ -47,6 +47,8 @@ PLANTS = [
     Plant("prometheus", "actors/ops/control.py", "from prometheus_client import Gauge"),
     Plant("opentelemetry", "actors/core/serving.py", "from opentelemetry import context"),
     Plant("opentelemetry", "actors/domain/agent.py", "import opentelemetry.trace"),
+    Plant("starlette", "actors/ops/control.py", "from starlette.routing import Route"),
+    Plant("starlette", "actors/opening.py", "import hypercorn"),
     Plant("http", "actors/domain/errors.py", "import httpx2"),
     Plant("http", "actors/core/clock.py", "import http.client"),
     Plant("http", "storage/keys.py", "import h11"),
