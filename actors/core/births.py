@@ -16,13 +16,13 @@ import trio
 from .children import ActorChild
 from .errors import ActorDeadError, ChildStartError
 from .exhaustion import exhaust, failure_of, look_after_significant
-from .future import Target, TrioFuture
+from .future import TrioFuture
 from .operations import Operation
 from .ref import TrioActorRef
 from .restarts import Fall
 from .rounds import bring_up, give_up
 from .specs import ChildSpec
-from .waits import Waiter, starting, waiter_here
+from .waits import waiting_for
 
 if TYPE_CHECKING:
     from .supervisor import Supervisor
@@ -31,11 +31,10 @@ if TYPE_CHECKING:
 class Birth:
     """A first start that a caller waits for."""
 
-    __slots__ = ("abandoned", "child", "future", "waiter")
+    __slots__ = ("abandoned", "child", "future")
 
     def __init__(self) -> None:
         self.future: TrioFuture[TrioActorRef[Any]] = TrioFuture()
-        self.waiter: Waiter | None = waiter_here()  # Whose handler waits for it.
         self.child: ActorChild | None = None
         self.abandoned = False
 
@@ -53,13 +52,16 @@ async def start_all(supervisor: Supervisor) -> None:
     The end of a significant child is looked at when all have started: the one that ended first may
     not be the last there is.
     """
-    waiter, until = waiter_here(), Target()
+    with waiting_for(supervisor):
+        await _start_all(supervisor)
+
+
+async def _start_all(supervisor: Supervisor) -> None:
     async with Operation(supervisor):
         try:
             for spec in supervisor.spec.children:
                 child = supervisor._add(spec)
-                with starting(waiter, child.cell, until):
-                    fall = await bring_up(supervisor, [child], first=child)
+                fall = await bring_up(supervisor, [child], first=child)
                 if not child.born or fall is not None:
                     if fall is not None:
                         child.failure = failure_of(supervisor, fall)
@@ -88,8 +90,7 @@ async def bear(supervisor: Supervisor, spec: ChildSpec, birth: Birth) -> None:
                 child.cell.held = True
                 child.cell.box.rest()
             else:
-                with starting(birth.waiter, child.cell, birth.future):
-                    fall = await bring_up(supervisor, [child], first=child)
+                fall = await bring_up(supervisor, [child], first=child)
                 if not child.born or fall is not None:
                     failure = None if fall is None else failure_of(supervisor, fall)
                     await give_up(supervisor, child, failure)

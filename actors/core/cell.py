@@ -108,6 +108,7 @@ class Cell:
         "late",
         "name",
         "owed",
+        "owed_since",
         "pills",
         "quarantined",
         "quiet",
@@ -166,6 +167,7 @@ class Cell:
         self.inflight: Envelope | None = None
         self.inflight_internal: Internal | None = None
         self.owed = NOTHING_OWED
+        self.owed_since = 0.0  # What is owed came after it.
         self.watchers: dict[Cell, int] | None = None
         self.state = "new"
         self.held = False

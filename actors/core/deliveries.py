@@ -43,7 +43,7 @@ def counted(cell: Cell, receive: Callable[[Any], Any]) -> Callable[[Any], Any]:
             return receive(message)
         envelope = cell.inflight
         assert envelope is not None
-        earlier = counts.begin(cell.key, act_id, envelope[2])
+        earlier = counts.begin(cell.key, act_id, int(envelope[2]))
         if earlier >= cell.actor_class.max_deliveries:
             return _spend(cell, envelope, act_id, earlier)
         try:

@@ -13,6 +13,7 @@ No thread of its own: envelopes are made by senders on any thread and read on th
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
@@ -30,6 +31,36 @@ SETTLED: Final = -1
 
 STASHED: Final = -2
 """In the same place: its handler stashed it, and it is the last in the stash until that returns."""
+
+
+NEVER: Final = float("inf")
+
+
+class Aged(int):
+    """The deliveries of an envelope that was taken once and is to be handled again.
+
+    An int like any other, which also knows since when its message waits, at most, by the system's
+    stopwatch. Those that were never taken carry no instant: that would be dearer than a tell.
+    """
+
+    since: float
+
+
+def aged(envelope: Envelope, since: float) -> Envelope:
+    """Return an envelope that came after `since` as one that is to be handled again."""
+    message, target, deliveries = envelope
+    kept = Aged(deliveries)
+    kept.since = deliveries.since if isinstance(deliveries, Aged) else since
+    return (message, target, kept)
+
+
+def since_of(lane: Iterable[Envelope] | None) -> float:
+    """After which instant all came that were taken once; NEVER where there are none."""
+    if not lane:
+        return NEVER
+    return min(
+        (entry[2].since for entry in list(lane) if isinstance(entry[2], Aged)), default=NEVER
+    )
 
 
 class Later:

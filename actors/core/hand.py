@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from .envelope import SETTLED, STASHED, TELL, Envelope
+from .envelope import SETTLED, STASHED, TELL, Aged, Envelope
 from .future import PENDING, Target, Unasked
 
 if TYPE_CHECKING:
@@ -47,8 +47,18 @@ def owe(cell: Cell) -> tuple[Target, bool]:
     if deliveries != SETTLED:
         if cell.owed is NOTHING_OWED:
             cell.owed = {}
+        if not cell.owed:
+            cell.owed_since = taken_since(cell, envelope)
+        elif deliveries.__class__ is Aged:
+            cell.owed_since = min(cell.owed_since, taken_since(cell, envelope))
         cell.owed[target] = envelope
     return target, deliveries == SETTLED
+
+
+def taken_since(cell: Cell, envelope: Envelope) -> float:
+    """After which instant an envelope came that is in flight."""
+    deliveries = envelope[2]
+    return deliveries.since if isinstance(deliveries, Aged) else cell.box.since
 
 
 def take_next(cell: Cell, kind: type) -> Any:
@@ -185,9 +195,9 @@ def in_hand(cell: Cell) -> int:
     """
     item = cell.inflight_internal
     internal = int(item is not None and item[0] == TELL)
-    return len(cell.box.user) + _in_hand(cell) + internal
+    return cell.box.queued + _in_hand(cell) + internal
 
 
 def accounted(cell: Cell) -> int:
     """How many envelopes have ended or are held: the right side of I5, between two handlers."""
-    return cell.handled + cell.dead + cell.quarantined + len(cell.box.user) + _in_hand(cell)
+    return cell.handled + cell.dead + cell.quarantined + cell.box.queued + _in_hand(cell)

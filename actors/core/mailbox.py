@@ -14,8 +14,8 @@ Invariants:
     I2. `attention` is true only while the consumer sleeps or the mailbox is closed. One that is
         suspended sleeps without it, so that messages do not wake it; whoever puts into another lane
         or resumes it looks at `suspended` too, after it made that change.
-    I3. load <= capacity + number of racing host threads + stop pills + the one in flight, which may
-        be stashed when its place was taken already.
+    I3. load <= capacity + number of racing host threads + the one in flight, which may be stashed
+        when its place was taken already. Stop pills are no load.
     I4. Only the loop thread puts into and takes from `returned` and `stashed`, until it is closed.
 
 Puts run on any thread; everything else on the loop thread, except burying what is left in a closed
@@ -38,7 +38,7 @@ from trio.lowlevel import Abort, reschedule
 
 from .carried import bare
 from .coalescing import CoalescingLane
-from .envelope import Envelope, Internal, Replayed
+from .envelope import STOP_PILL, Envelope, Internal, Replayed, aged
 from .events import ActorSuspended, ActorUnsuspended
 from .future import WOKEN, Target
 from .room import Room
@@ -94,9 +94,19 @@ class Mailbox(Room):
             raise self.full(envelope[0])
 
     def append(self, envelope: Envelope) -> None:
-        """Accept an envelope whatever the bound. A stop pill is exempt from it."""
+        """Accept an envelope whatever the bound."""
         self.user.append(envelope)
         self._appended()
+
+    def put_pill(self, done: Target) -> None:
+        """Put a stop behind what is there. It is exempt from the bound, and no message."""
+        self.count_pill(1)
+        self.append((STOP_PILL, done, 0))
+
+    def count_pill(self, change: int) -> None:
+        """Count a stop pill that is put into the user lane, or was taken. Any thread."""
+        with self.cell.system.lock:
+            self.pills += change
 
     def _appended(self) -> None:
         if self.attention:
@@ -128,8 +138,9 @@ class Mailbox(Room):
         return put
 
     def _drop_oldest(self) -> None:
-        kept = []
-        while self.load >= self.capacity:
+        kept: list[Envelope] = []
+        # A pill that is kept is in the lane no more, and still counted as if it were.
+        while self.load + len(kept) >= self.capacity:
             try:
                 oldest = self.user.popleft()
             except IndexError:
@@ -174,7 +185,7 @@ class Mailbox(Room):
         """Put the envelope that is being handled aside."""
         if self.stashed is None:
             self.stashed = deque()
-        self.stashed.append(envelope)
+        self.stashed.append(aged(envelope, self.since))
         self.set_room()
         rose(self)
 
@@ -320,7 +331,7 @@ class Mailbox(Room):
 
     def empty(self) -> bool:
         """Whether no envelope waits."""
-        return self.depth == 0
+        return not (self.user or self.returned)
 
     def get(self) -> Any:
         """Refuse: only the cell takes from its mailbox."""

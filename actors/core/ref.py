@@ -20,7 +20,7 @@ import trio
 from trio.lowlevel import in_trio_run
 
 from .asks import IDLE, STANCE, Stance, check_table
-from .envelope import STOP_PILL, TELL, Envelope
+from .envelope import TELL, Envelope
 from .errors import REFUSALS, ActorDeadError, AskTimeoutError, WouldDeadlockError
 from .expiry import end_handler
 from .future import NO_DEADLINE, PENDING, AskFuture, TrioFuture
@@ -359,7 +359,7 @@ class TrioActorRef(pykka.ActorRef[A]):
                 if not cell.system.on_loop(cell.stop_now, done):
                     result._answer(False)
             else:
-                cell.box.append((STOP_PILL, done, 0))
+                cell.box.put_pill(done)
                 cell.look_for_pills()
         if running_trio or block is False:
             return result

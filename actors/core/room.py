@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from .coalescing import CoalescingLane
-from .envelope import Envelope, Internal
+from .envelope import NEVER, Envelope, Internal, since_of
 from .errors import ActorDeadError, ActorUnavailableError, MailboxClosedError, MailboxFullError
 from .future import TrioFuture
 from .terms import terms_of
@@ -32,7 +32,6 @@ from .watermarks import BELOW, fell
 if TYPE_CHECKING:
     from .cell import Cell
 
-NEVER: Final = float("inf")
 NO_ALARM: Final = float("inf")
 
 
@@ -54,6 +53,7 @@ class Room:
         "looked",
         "parked",
         "peak",
+        "pills",
         "restarting",
         "returned",
         "room",
@@ -79,6 +79,7 @@ class Room:
         self.stashed: deque[Envelope] | None = None
         self.waiting: deque[TrioFuture[None]] | None = None
         self.capacity = terms.capacity
+        self.pills = 0  # How many of `user` are stop pills. Changed under the system's lock.
         self.unstashed = 0  # How many of `returned` were put there by unstashing.
         self.level = BELOW  # On which side of its marks it is.
         self.watched = False
@@ -200,12 +201,21 @@ class Room:
     @property
     def load(self) -> int:
         """How much of the capacity is taken: the user lane, and what was put aside from it."""
-        load = len(self.user)
-        if self.stashed:
-            load += len(self.stashed)
+        return self.queued + self._aside
+
+    @property
+    def queued(self) -> int:
+        """How many messages the user lane holds: stop pills are none."""
+        # A pill is counted before it is put in, and until after it was taken.
+        return max(0, len(self.user) - self.pills)
+
+    @property
+    def _aside(self) -> int:
+        """How much of the capacity is taken by what was put aside."""
+        aside = len(self.stashed) if self.stashed else 0
         if self.unstashed and self.returned:
-            load += min(self.unstashed, len(self.returned))
-        return load
+            aside += min(self.unstashed, len(self.returned))
+        return aside
 
     def set_room(self) -> None:
         """Compute anew how long the user lane may be for a put to take the fast path."""
@@ -223,9 +233,7 @@ class Room:
         ):
             return 0
         bound = terms.room if self.level == BELOW else self.capacity
-        if self.stashed or self.unstashed:
-            bound -= self.load - len(self.user)
-        return bound
+        return bound - self._aside
 
     def shrank(self) -> None:
         """Do what waits for the load to fall. Called each time some were taken, where watched."""
@@ -249,18 +257,19 @@ class Room:
     # -- what it holds
 
     def oldest_s_max(self) -> float | None:
-        """How long the oldest message of the user lane has waited at most. Any thread."""
-        since = self.since
-        if not self.user or since == NEVER:
-            return None
-        return max(0.0, self.cell.system.stopwatch() - since)
+        """How long the oldest message that is to be handled has waited at most. Any thread."""
+        # What was taken once came before what the user lane holds.
+        since = min(since_of(self.returned), since_of(self.stashed))
+        if since == NEVER and self.queued:
+            since = self.since
+        return None if since == NEVER else max(0.0, self.cell.system.stopwatch() - since)
 
     @property
     def depth(self) -> int:
-        """How many envelopes wait in the user lane and to be handled before it."""
-        return len(self.user) + (len(self.returned) if self.returned else 0)
+        """How many messages wait in the user lane and to be handled before it."""
+        return self.queued + (len(self.returned) if self.returned else 0)
 
     @property
     def held(self) -> int:
-        """How many envelopes it holds, the stash included."""
+        """How many messages it holds, the stash included."""
         return self.depth + (len(self.stashed) if self.stashed else 0)

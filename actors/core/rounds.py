@@ -76,11 +76,11 @@ async def bring_up(
 async def _start(supervisor: Supervisor, child: Child) -> tuple[bool, BaseException | None]:
     """Start one child; return whether its start was cut short, and why it failed, if so."""
     with trio.CancelScope() as scope:
-        supervisor._launching = scope
+        supervisor._launching, supervisor._launched = scope, child
         try:
             return False, await child.launch()
         finally:
-            supervisor._launching = None
+            supervisor._launching = supervisor._launched = None
     return True, None
 
 

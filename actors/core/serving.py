@@ -32,6 +32,7 @@ from .envelope import (
     ANSWER,
     ENDED,
     LATER,
+    NEVER,
     REMIND,
     SETTLED,
     STASHED,
@@ -48,7 +49,6 @@ from .hand import take_back
 from .logs import Log
 from .mailbox import HALT, KILL, STOP_NOW
 from .reporting import log_returned
-from .room import NEVER
 from .settling import HALTED, STOPPED, STOPPED_NOW, bury_one
 from .watchdog import one_checkpoint
 from .wheel import TICKS_PER_S
@@ -133,6 +133,7 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
                     if source is user:
                         break
                     source = user
+                    ahead = len(user) + look  # None of those so far was of this lane.
                     continue
                 try:
                     envelope = source.popleft()
@@ -237,11 +238,12 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
                     if box.watched:
                         box.shrank()
                     now = box.looked = clock()
-                    ahead -= _LOOK_EVERY
-                    if ahead <= 0:
-                        box.since = mark
-                        mark = now
-                        ahead = len(user)
+                    if source is user:
+                        ahead -= _LOOK_EVERY
+                        if ahead <= 0:
+                            box.since = mark
+                            mark = now
+                            ahead = len(user)
                     if now > until:
                         break
         finally:
@@ -433,6 +435,7 @@ def _take_pill(cell: Cell, target: Target) -> None:
     if cell.pills is None:
         cell.pills = []
     cell.pills.append(target)
+    cell.box.count_pill(-1)
 
 
 async def serve_owed(cell: Cell, actor: TrioActor) -> None:

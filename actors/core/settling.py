@@ -38,6 +38,7 @@ from .envelope import (
     Internal,
     Reminder,
     StopPill,
+    aged,
     opened,
 )
 from .errors import (
@@ -49,7 +50,7 @@ from .errors import (
     OutcomeUnknownError,
 )
 from .future import Target
-from .hand import take_back
+from .hand import take_back, taken_since
 
 if TYPE_CHECKING:
     from .cell import Cell
@@ -111,12 +112,13 @@ def _settle_inflight(cell: Cell, error: BaseException) -> tuple[bool, bool]:
         message, target, deliveries = envelope
         if target is not None:
             cell.owed.pop(target, None)
+        since = taken_since(cell, envelope)
         counts = deliveries == 0
         deliveries = error.deliveries if isinstance(error, DeliveriesSpentError) else deliveries + 1
         if deliveries < cell.actor_class.max_deliveries:
-            redelivered = (message, target, deliveries)
+            redelivered = aged((message, target, deliveries), since)
         elif cell.actor_class.max_deliveries > 1 and cell.actor_class.past_deliveries == "park":
-            redelivered, poison = (message, target, 0), True
+            redelivered, poison = aged((message, target, 0), since), True
         else:
             quarantine(cell, message, target, deliveries, error)
     _bring_back(cell, redelivered)
@@ -182,7 +184,7 @@ def _bring_back(cell: Cell, redelivered: Envelope | None) -> None:
     cell.owed.clear()
     for target, envelope in owed:
         if cell.actor_class.max_deliveries > 1:
-            front.append(envelope)
+            front.append(aged(envelope, cell.owed_since))
             continue
         count_dead(cell, envelope[0], "outcome_unknown")
         target._fail(outcome_unknown(cell, envelope[0]))
@@ -301,6 +303,7 @@ def bury_one(cell: Cell, envelope: Envelope, reason: str) -> None:
     message, target, _ = envelope
     if message.__class__ is StopPill:
         assert target is not None
+        cell.box.count_pill(-1)
         target._answer(None)
         return
     count_dead(cell, message, reason)

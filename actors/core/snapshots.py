@@ -32,7 +32,7 @@ class MailboxStatistics:
         control: The control flags that are raised: `stop_now`, `halt`, `kill`.
         internal: Items in the internal lane.
         returned: Envelopes to be handled before the user lane: redelivered and unstashed ones.
-        user: Envelopes in the user lane.
+        user: Messages in the user lane. Stops are none.
         stashed: Envelopes put aside by `stash()`.
         capacity: The bound of user and stashed together.
         peak: The most that the user lane held at once, at least 1. Short by what the actor took
@@ -65,17 +65,18 @@ class ActorStatistics:
         state: `new`, `running`, `suspended` (while it would run), `held`, `waiting` (for a
             restart), `stopping` or `ended`.
         incarnation: Which incarnation, from 1.
-        queued: Envelopes in the user lane and to be handled before it.
+        queued: Messages in the user lane and to be handled before it. Stops are none.
         stashed: Envelopes put aside by `stash()`.
         internal: Items in the internal lane.
         owed: Replies owed.
         in_flight: Whether a handler runs.
-        oldest_s_max: The longest that a message of the user lane may have waited, in seconds: a
+        oldest_s_max: The longest that a message may have waited that is still to be handled, in
+            seconds: one of the user lane, of the stash, or one that is to be handled again. A
             bound, not a measurement. Messages carry no instant; it is counted from the last moment
             of which the actor knows that all it holds came later. That moment lags by the time in
             which it took what it held then, and by the time the loop took to get to an actor that
-            slept. None where the lane is empty, or the actor was woken and has not run yet. What
-            was put aside, is owed a reply or waits to be delivered again is not in it.
+            slept. None where none is to be handled, or the actor was woken for the first one and
+            has not run yet. One whose reply is owed was handled, and is not in it.
         in_flight_s_max: The longest that the running handler may have run: counted from the
             actor's last look at the time, which is at most eight messages old. None where none
             runs.
@@ -163,7 +164,7 @@ def of_mailbox(box: Mailbox) -> MailboxStatistics:
         control=tuple(name for bit, name in enumerate(_FLAGS) if control >> bit & 1),
         internal=len(box.internal or ()),
         returned=len(box.returned or ()),
-        user=len(box.user),
+        user=box.queued,
         stashed=len(box.stashed or ()),
         capacity=box.capacity,
         peak=box.peak,

@@ -25,6 +25,7 @@ Runs on the loop thread. Modelled on OTP's supervisor; differences are in docs/s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import trio
@@ -45,6 +46,7 @@ from .restarts import Fall, Restarts
 from .rounds import bring_up, halt_all
 from .settling import CRASHED, Exit
 from .specs import ChildSpec, Directive, Failure, SupervisorSpec, SupervisorStatistics
+from .waits import waiting_for
 
 if TYPE_CHECKING:
     from .system import ActorSystem
@@ -70,6 +72,7 @@ class Supervisor:
         self._lock = trio.Lock()
         self._operating = False  # Whether an operation runs or is about to.
         self._launching: trio.CancelScope | None = None  # Of the start that is waited for.
+        self._launched: Child | None = None  # Whose start that is.
         self._falls: list[Fall] = []
         self._halted = False  # Whether the children are held until the group is launched.
         self._awaits_parent = False  # Whether it is the parent that launches it.
@@ -141,6 +144,7 @@ class Supervisor:
                 meanwhile. It is not a child.
             NameTakenError: A child has its id, or a live actor its name.
             ActorDeadError: The supervisor has stopped.
+            AskCycleError: The group starts a child that waits for the caller; nothing was started.
             ValueError: It is significant, and the supervisor never shuts itself down.
             RuntimeError: Not on the loop thread; nothing was started.
         """
@@ -148,14 +152,15 @@ class Supervisor:
         self._check_running()
         self.spec.check_child(spec)
         birth = Birth()
-        # In a task of the system: should the group have to go round meanwhile, the caller's
-        # cancellation must not leave it half started.
-        self.system.nursery.start_soon(bear, self, spec, birth, name=f"{self}: start {spec.id}")
-        try:
-            return await birth.future
-        except trio.Cancelled:
-            birth.abandon()
-            raise
+        with waiting_for(self):
+            # In a task of the system: should the group have to go round meanwhile, the caller's
+            # cancellation must not leave it half started.
+            self.system.nursery.start_soon(bear, self, spec, birth, name=f"{self}: start {spec.id}")
+            try:
+                return await birth.future
+            except trio.Cancelled:
+                birth.abandon()
+                raise
 
     async def stop_child(self, id_: str) -> None:
         """Stop a child for good: gracefully within its `shutdown_s`, then by a kill.
@@ -165,6 +170,8 @@ class Supervisor:
 
         Raises:
             KeyError: There is no such child.
+            AskCycleError: The group starts another that waits for the caller; the one to stop
+                starts nothing more.
             RuntimeError: Not on the loop thread; nothing was done.
         """
         self.system.check_loop()
@@ -174,10 +181,12 @@ class Supervisor:
             child.dismiss()
             if child.launching:
                 child.cell.kill("it was stopped while it started")
-        async with Operation(self):
-            left = await child.end()
-            if self._children.get(id_) is child:
-                del self._children[id_]
+        # A start of its own that it cuts short is not waited for.
+        with nullcontext() if self._launched is child else waiting_for(self):
+            async with Operation(self):
+                left = await child.end()
+                if self._children.get(id_) is child:
+                    del self._children[id_]
         await _wait_ended(left)
 
     async def stop(self) -> None:
@@ -306,6 +315,14 @@ class Supervisor:
         """Whether it is a child that waits for the group to be launched for the first time."""
         child = self._children.get(cell.child_id)
         return isinstance(child, ActorChild) and child.cell is cell and not child.started
+
+    @property
+    def starting_cell(self) -> Cell | None:
+        """Whose `on_start` it waits for, or a group does whose start it waits for. Any thread."""
+        child: Child | None = self._launched
+        while isinstance(child, Supervisor):
+            child = child._launched
+        return child.cell if child is not None and child.cell.starting else None
 
     def take_pills(self) -> None:
         """Stop those that were told to stop, here and below, now that the group is at rest."""

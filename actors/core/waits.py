@@ -32,6 +32,7 @@ from .asks import STANCE, Lent, Link, Named, Owed, check_ring, cycle
 if TYPE_CHECKING:
     from .cell import Cell
     from .future import Target
+    from .supervisor import Supervisor
 
 _LOCK: Final = threading.Lock()
 
@@ -51,15 +52,21 @@ class Waiter(NamedTuple):
 
 
 class Wait:
-    """One wait: for a reply, or for the start of an actor."""
+    """One wait: for a reply, or for a group that starts its children."""
 
-    __slots__ = ("asked", "future", "starts", "waiter")
+    __slots__ = ("_asked", "_group", "future", "waiter")
 
-    def __init__(self, waiter: Waiter, asked: Cell, future: Target, *, starts: bool) -> None:
+    def __init__(
+        self,
+        waiter: Waiter,
+        asked: Cell | None,
+        future: Target | None,
+        group: Supervisor | None = None,
+    ) -> None:
         self.waiter = waiter
-        self.asked = asked
         self.future = future
-        self.starts = starts
+        self._asked = asked
+        self._group = group
         cell = waiter.cell
         if cell.waits is None:
             cell.waits = {}
@@ -71,10 +78,15 @@ class Wait:
         if waits is not None:
             waits.pop(self, None)
 
+    @property
+    def asked(self) -> Cell | None:
+        """Whom it waits for now: of a group that is the child whose start the group waits for."""
+        return self._asked if self._group is None else self._group.starting_cell
+
     def stands(self) -> bool:
         """Whether it keeps who waits from anything else."""
         cell, owed, handling = self.waiter
-        if self.future.settled or (self.starts and not self.asked.starting):
+        if self.future is not None and self.future.settled:
             return False
         if owed is not None:
             return owed in cell.owed and not owed.settled
@@ -113,7 +125,7 @@ def begin(asked: Cell, future: Target, message: Any) -> Wait | None:
     if waiter is None:
         return None
     with _LOCK:
-        wait = Wait(waiter, asked, future, starts=False)
+        wait = Wait(waiter, asked, future)
         ring = _ring(waiter, asked, future)
         if ring is None:
             return wait
@@ -122,12 +134,24 @@ def begin(asked: Cell, future: Target, message: Any) -> Wait | None:
 
 
 @contextmanager
-def starting(waiter: Waiter | None, started: Cell, future: Target) -> Iterator[None]:
-    """Write down, for the block, that somebody waits for an actor's start."""
+def waiting_for(group: Supervisor) -> Iterator[None]:
+    """Write down, for the block, that a group is waited for here: for its turn, and for starts.
+
+    Raises:
+        AskCycleError: The child that it starts now waits for who would wait; nothing was done.
+    """
+    waiter = waiter_here()
     if waiter is None:
         yield
         return
-    wait = Wait(waiter, started, future, starts=True)
+    with _LOCK:
+        wait = Wait(waiter, None, None, group)
+        starts = wait.asked
+        ring = None if starts is None else _ring(waiter, starts, None)
+        if ring is not None:
+            wait.end()
+    if ring is not None:
+        raise cycle(ring, None)
     try:
         yield
     finally:
@@ -176,8 +200,8 @@ def _ring(waiter: Waiter, asked: Cell, future: Target | None) -> tuple[str, ...]
             continue
         seen.add((cell, owed))
         paths += [
-            (wait.asked, wait.future, names)
+            (whom, wait.future, names)
             for wait in list(cell.waits or ())
-            if wait.waiter.owed is owed and wait.stands()
+            if wait.waiter.owed is owed and wait.stands() and (whom := wait.asked) is not None
         ]
     return None

@@ -18,6 +18,7 @@ from abeyance.actors.core import (
     Backoff,
     ChildSpec,
     HostedSystem,
+    MailboxFullError,
     SupervisorSpec,
     TrioActor,
     format_tree,
@@ -215,7 +216,7 @@ async def test_oldest_s_max_is_never_below_the_true_age(autojump_clock, seed):
             seen: set = set()
 
             def on_receive(self, message):
-                sent.pop(message, None)
+                told_at = sent.pop(message)
                 stopwatch.now += random.random() / 1_000
                 bound = ref.statistics().oldest_s_max
                 if sent and bound is not None:
@@ -224,9 +225,16 @@ async def test_oldest_s_max_is_never_below_the_true_age(autojump_clock, seed):
                         wrong.append((message, bound, age))
                 if random.random() < 0.3:
                     tell()
+                if random.random() < 0.05:
+                    self.unstash_all()
+                if random.random() < 0.1:
+                    sent[message] = told_at
+                    return self.stash()
                 if random.random() < 0.02 and message not in self.seen:
                     self.seen.add(message)
+                    sent[message] = told_at
                     raise ValueError("again")
+                return None
 
         supervisor = await system.start_supervisor(
             SupervisorSpec(
@@ -258,6 +266,118 @@ async def test_oldest_s_max_is_never_below_the_true_age(autojump_clock, seed):
         assert wrong == []
         assert next(numbers) > 3_000
         assert ref.statistics().restarts > 10
+
+
+class Keeps(Worker):
+    """Puts aside, owes or fails what it is told to, and is not lost by that."""
+
+    max_deliveries = 3
+
+    async def on_receive(self, message):
+        match message:
+            case "aside":
+                return self.stash()
+            case "back":
+                return self.unstash_all()
+            case "owe":
+                self.later()
+                return LATER
+            case "boom":
+                raise ValueError("boom")
+        return await super().on_receive(message)
+
+
+async def kept(system, actor_class=Keeps, *, at, intensity=0):
+    """A worker of a group that parks at its first crash, and its stopwatch."""
+    system.stopwatch = stopwatch = Stopwatch()
+    group = await system.start_supervisor(
+        SupervisorSpec(
+            "group", (ChildSpec("a", actor_class),), intensity=intensity, on_exhausted="park"
+        )
+    )
+    await group.refs["a"].ask("x")
+    stopwatch.now = at
+    return group.refs["a"], stopwatch
+
+
+async def test_oldest_s_max_knows_of_what_was_put_aside(autojump_clock):
+    async with ActorSystem() as system:
+        ref, stopwatch = await kept(system, at=10.0)
+        ref.tell("aside")
+        await wait_all_tasks_blocked()
+        stopwatch.now = 30.0
+        ref.tell("aside")
+        await wait_all_tasks_blocked()
+        stopwatch.now = 100.0
+        assert ref.statistics().oldest_s_max == 90.0
+        assert system.statistics().oldest_s_max == 90.0
+        ref.tell(lambda: None)
+        await wait_all_tasks_blocked()
+        assert ref.statistics().oldest_s_max == 90.0
+        # Back in line it waits as long, and when it is put aside again.
+        ref.suspend()
+        ref._cell.actor.unstash_all()
+        stopwatch.now = 110.0
+        assert ref.statistics().oldest_s_max == 100.0
+        ref.resume()
+        await wait_all_tasks_blocked()
+        stopwatch.now = 120.0
+        assert (ref.statistics().stashed, ref.statistics().oldest_s_max) == (2, 110.0)
+    assert ref.statistics().oldest_s_max is None
+
+
+@pytest.mark.parametrize("past", [False, True], ids=["counted", "past its deliveries"])
+async def test_oldest_s_max_knows_of_what_is_to_be_delivered_again(autojump_clock, past):
+    actor_class = type("Keeps", (Keeps,), {"max_deliveries": 2, "past_deliveries": "park"})
+    async with ActorSystem() as system:
+        ref, stopwatch = await kept(system, actor_class, at=10.0, intensity=int(past))
+        ref.tell("boom")
+        await wait_all_tasks_blocked()
+        stopwatch.now = 60.0
+        assert (ref.statistics().state, ref.statistics().queued) == ("held", 1)
+        assert ref.statistics().oldest_s_max == 50.0
+
+
+async def test_oldest_s_max_knows_of_what_was_owed_when_it_comes_back(autojump_clock):
+    async with ActorSystem() as system:
+        ref, stopwatch = await kept(system, at=10.0)
+        ref.ask("owe")
+        await wait_all_tasks_blocked()
+        stopwatch.now = 40.0
+        ref.ask("owe")
+        await wait_all_tasks_blocked()
+        assert ref.statistics().oldest_s_max is None  # They were handled.
+        ref.kill()
+        await wait_all_tasks_blocked()
+        stopwatch.now = 60.0
+        assert (ref.statistics().queued, ref.statistics().oldest_s_max) == (2, 50.0)
+
+
+async def test_stop_in_the_mailbox_is_counted_as_no_message(autojump_clock):
+    class Small(Worker):
+        mailbox_capacity = 2
+
+    async with ActorSystem() as system:
+        before = system.statistics().accepted
+        ref = system.start(Small)
+        gate = trio.Event()
+        ref.tell(gate.wait)
+        await wait_all_tasks_blocked()
+        stops = [ref.stop(), ref.stop()]
+        stats = ref.statistics()
+        assert (stats.queued, stats.mailbox.user, stats.oldest_s_max) == (0, 0, None)
+        assert system.statistics().accepted - before == 1
+        ref.tell("x")
+        ref.tell("x")  # Nor does it take a place.
+        with pytest.raises(MailboxFullError):
+            ref.tell("x")
+        assert (ref.statistics().queued, system.statistics().queued) == (2, 2)
+        assert system.statistics().accepted - before == 3
+        gate.set()
+        for stop in stops:
+            assert await stop is True
+        assert ref._cell.box.pills == 0
+        assert system.statistics().accepted - before == 3
 
 
 async def test_statistics_name_the_last_failure_with_its_instant(autojump_clock):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,7 +15,9 @@ from abeyance.actors.core import (
     LATER,
     ActorSystem,
     AskCycleError,
+    AskTimeoutError,
     ChildSpec,
+    ChildStartError,
     HostedSystem,
     SupervisorSpec,
     TrioActor,
@@ -309,6 +312,131 @@ async def test_task_goes_on_asking_when_the_reply_it_worked_for_was_given():
         assert await one.ask(lambda _: answers.ask(note)) == "early"
         await note.done.wait()
         assert note.got == "x"
+
+
+class Starts(TrioActor):
+    """Does in `on_start` what it is given."""
+
+    def __init__(self, act: Any) -> None:
+        self.act = act
+
+    async def on_start(self) -> None:
+        await self.act()
+
+
+@pytest.mark.parametrize("first", ["the start of the sibling", "the one who waits"])
+@pytest.mark.parametrize("act", ["start_child", "stop_child"])
+async def test_start_of_a_sibling_that_asks_who_waits_for_the_group_is_refused(
+    autojump_clock, first, act
+):
+    rings: list[Any] = []
+    asks, waits = trio.Event(), trio.Event()
+
+    async def sibling() -> None:
+        await asks.wait()
+        try:
+            await one.ask("x")
+        except AskCycleError as error:
+            rings.append(error.ring)
+
+    async def changes(_: Any) -> None:
+        await waits.wait()
+        try:
+            if act == "start_child":
+                await group.start_child(ChildSpec("new", Does))
+            else:
+                await group.stop_child("there")
+        except AskCycleError as error:
+            rings.append(error.ring)
+
+    async with ActorSystem(ask_timeout_s=None) as system, trio.open_nursery() as nursery:
+        one = system.start(Does, name="one")
+        group = await system.start_supervisor(SupervisorSpec("group", (ChildSpec("there", Does),)))
+        spec = ChildSpec("sibling", Starts, args=(sibling,), name="sibling")
+        nursery.start_soon(group.start_child, spec)
+        done = one.ask(changes)
+        await wait_all_tasks_blocked()
+        for event in (asks, waits) if first == "the start of the sibling" else (waits, asks):
+            event.set()
+            await wait_all_tasks_blocked()
+        with trio.fail_after(5):
+            await done
+        if first == "the start of the sibling":
+            assert rings == [("one", "sibling", "one")]
+        else:
+            assert rings == [("sibling", "one", "sibling")]
+
+
+async def test_start_that_changes_its_own_group_is_refused(autojump_clock):
+    rings: list[Any] = []
+
+    async def starts() -> None:
+        try:
+            await group.start_child(ChildSpec("other", Does))
+        except AskCycleError as error:
+            rings.append(error.ring)
+
+    async with ActorSystem() as system:
+        group = await system.start_supervisor(SupervisorSpec("group"))
+        with trio.fail_after(5):
+            await group.start_child(ChildSpec("a", Starts, args=(starts,), name="a"))
+        assert rings == [("a", "a")]
+        assert list(group.refs) == ["a"]
+
+
+async def test_stop_of_a_child_cuts_its_start_short_though_that_waits_for_who_stops_it():
+    async def asks() -> None:
+        await one.ask("x")
+
+    async with ActorSystem() as system, trio.open_nursery() as nursery:
+        one = system.start(Does)
+        group = await system.start_supervisor(SupervisorSpec("group"))
+        gate = trio.Event()
+
+        async def stops(_: Any) -> None:
+            await gate.wait()
+            await group.stop_child("a")
+
+        async def start() -> None:
+            with pytest.raises(ChildStartError):
+                await group.start_child(ChildSpec("a", Starts, args=(asks,)))
+
+        done = one.ask(stops)
+        nursery.start_soon(start)
+        await wait_all_tasks_blocked()
+        gate.set()
+        with trio.fail_after(5):
+            await done
+        assert group.refs == {}
+
+
+async def test_thread_that_outlives_its_handler_is_still_taken_to_keep_its_actor():
+    goes, over = threading.Event(), trio.Event()
+    ends: list[Any] = []
+
+    async def leaves(actor: Any) -> None:
+        ref = actor.actor_ref
+
+        def thread() -> None:
+            goes.wait(20)
+            try:
+                ends.append(ref.ask("x"))
+            except AskCycleError as error:
+                ends.append(error.ring)
+            trio.from_thread.run_sync(over.set, trio_token=token)
+
+        await trio.to_thread.run_sync(thread, abandon_on_cancel=True)
+
+    async with ActorSystem() as system:
+        token = trio.lowlevel.current_trio_token()
+        one = system.start(Does, name="one")
+        with pytest.raises(AskTimeoutError):
+            await one.ask(leaves, timeout=0.05, cancel_on_timeout=True)
+        assert await one.ask("x") == "x"  # It is kept by nobody; its thread is not told.
+        goes.set()
+        with trio.fail_after(5):
+            await over.wait()
+        assert ends == [("one", "one")]
 
 
 async def test_start_of_a_child_that_asks_who_waits_for_it_is_refused(autojump_clock):
