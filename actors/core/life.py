@@ -23,9 +23,10 @@ from .events import ActorCrashed, ActorRestarted, ActorStarted
 from .logs import Log
 from .mailbox import HALT, KILL
 from .reporting import log_error
-from .serving import serve, serve_owed
+from .serving import serve
 from .settling import CRASHED, HALTED, Exit, abandon, cancels, settle_exit
 from .tasks import end_tasks
+from .urgent import serve_owed
 
 if TYPE_CHECKING:
     from .actor import TrioActor

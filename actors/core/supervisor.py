@@ -34,6 +34,7 @@ from .births import Birth, bear
 from .cell import Cell, unnamed
 from .children import ActorChild
 from .directives import decide
+from .entering import enter
 from .errors import ActorDeadError, NameTakenError
 from .events import GroupUnparked
 from .exhaustion import come_to_rest, exhaust, look_after_significant
@@ -259,7 +260,7 @@ class Supervisor:
             name=spec.name,
             shutdown_s=spec.shutdown_s,
         )
-        self.system.enter(cell, register=spec.register)
+        enter(self.system, cell, register=spec.register)
         child = ActorChild(
             cell, spec.restart, directives=spec.directives, significant=spec.significant
         )

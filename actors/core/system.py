@@ -28,7 +28,8 @@ from .births import start_all
 from .cell import Cell
 from .clock import Clock, SystemClock
 from .deadletters import DeadLetter, Ledger, Quarantined
-from .errors import ActorDeadError, NameTakenError
+from .entering import not_running, start_as
+from .errors import NameTakenError
 from .events import Event
 from .hub import CAPACITY, EventHub, Subscription
 from .logs import Log
@@ -42,7 +43,6 @@ from .ports import (
 )
 from .ref import TrioActorRef
 from .registry import Names
-from .registry import register as register_with_pykka
 from .reminders import MemoryReminders
 from .shutdown import PHASES, ShutdownReport, shut_down
 from .snapshots import ActorStatistics, SystemStatistics, of_system
@@ -235,107 +235,7 @@ class ActorSystem:
         """
         return self.start_as(actor_class, args, kwargs, name, False)
 
-    def start_as(
-        self,
-        actor_class: type[TrioActor],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        name: str | None,
-        register: bool,
-    ) -> TrioActorRef[Any]:
-        """Start as `start` does, and where asked register with `pykka.ActorRegistry`."""
-        foreign = get_ident() != self.ident
-        if self.stopping or self.ident == -1 or (self.refusing and foreign):
-            raise self._not_running()
-        cell = Cell(self, self.user, actor_class, args, kwargs, name)
-        if name is not None:
-            self._check_unnamed(name)
-            self.names.claim(name, cell)
-        self.cells[cell] = None
-        try:
-            if name is not None:
-                self.user.check_free(name)
-            cell.make()
-            if register:
-                register_with_pykka(cell)
-                if logger.logger.isEnabledFor(logging.DEBUG):
-                    logger.debug("Starting %s", cell.ref, actor=cell.key)
-            if not foreign:
-                self.user.adopt(cell)
-        except BaseException:
-            cell._end(None)
-            raise
-        if foreign:
-            self._hand_over(cell)
-        return cell.ref
-
-    def _hand_over(self, cell: Cell) -> None:
-        """Have the loop take a cell that this thread, another one, has started."""
-        try:
-            self.token.run_sync_soon(self._adopt, cell)
-        except trio.RunFinishedError as exc:
-            cell._end(None)
-            raise self._not_running() from exc
-        except BaseException:
-            # Interrupted: the loop may have it, or may be just about to take it.
-            if not self.on_loop(self._give_up, cell):
-                cell._end(None)
-            raise
-
-    def _give_up(self, cell: Cell) -> None:
-        """End a cell that nobody knows of. Runs under run_sync_soon: it does not raise."""
-        cell.ending = True
-        if self.user.has(cell):
-            cell.stop_now()
-        else:
-            cell._end(None)
-
-    def _adopt(self, cell: Cell) -> None:
-        """Take a cell that a host thread started. Runs under run_sync_soon: it does not raise."""
-        if self.stopping:
-            cell._end(None)
-            return
-        try:
-            self.user.adopt(cell)
-        except NameTakenError as exc:  # By one that was on its way from another thread, too.
-            logger.warning("%s", exc, actor=cell.key)
-            cell._end(exc)
-
-    def enter(self, cell: Cell, *, register: bool) -> None:
-        """Take a new cell into the system's books.
-
-        Raises:
-            NameTakenError: A live actor has its name.
-        """
-        if cell.name is not None:
-            self._check_unnamed(cell.name)
-            self.names.claim(cell.name, cell)
-        self.cells[cell] = None
-        if register:
-            register_with_pykka(cell)
-
-    def _check_unnamed(self, name: str) -> None:
-        """Refuse what an actor that nobody named is known by, under whichever supervisor.
-
-        Raises:
-            NameTakenError: One is.
-        """
-        kind, _, number = name.rpartition("-")
-        if not number.isdecimal() or kind not in self.unnamed:
-            return  # Only such a name may be one: nobody else pays for looking at all that live.
-        if any(cell.key == name and cell.name is None for cell in list(self.cells)):
-            raise NameTakenError(
-                f"an actor that nobody named is known as {name!r}; nothing was started; "
-                "choose another name",
-                name=name,
-            )
-
-    def _not_running(self) -> ActorDeadError:
-        return ActorDeadError(
-            f"{self} does not run; nothing was done; use a running system",
-            actor=self.name,
-            message=None,
-        )
+    start_as = start_as
 
     async def start_supervisor(
         self, spec: SupervisorSpec, parent: Supervisor | None = None
@@ -414,7 +314,7 @@ class ActorSystem:
             ValueError: A bound is none.
         """
         if self.ident == -1:
-            raise self._not_running()
+            raise not_running(self)
         return take_tree(self.root, depth_max=depth_max, width_max=width_max, nodes_max=nodes_max)
 
     def named(self, count_max: int) -> tuple[ActorStatistics, ...]:

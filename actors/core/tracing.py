@@ -23,8 +23,8 @@ from opentelemetry import context as otel
 from opentelemetry.context import Context
 
 from .carried import Traced
+from .proxies import proxied
 from .ref import TrioActorRef
-from .serving import proxied
 
 
 def carried(message: Any) -> Any:

@@ -27,7 +27,7 @@ from abeyance.actors.core.errors import ActorDeadError
 from abeyance.actors.core.future import Target, TrioFuture
 from abeyance.actors.core.hosted import find_system
 from abeyance.actors.core.mailbox import Mailbox
-from abeyance.actors.core.serving import SPECIAL, proxied
+from abeyance.actors.core.proxies import SPECIAL, proxied
 from abeyance.actors.core.settling import count_dead
 from abeyance.storage.errors import StorageError
 from abeyance.storage.store import Committed, NeedsService, NotStored, Outcome, Request

@@ -353,6 +353,35 @@ async def test_oldest_s_max_knows_of_what_was_owed_when_it_comes_back(autojump_c
         assert (ref.statistics().queued, ref.statistics().oldest_s_max) == (2, 50.0)
 
 
+async def test_oldest_s_max_does_not_take_what_comes_back_for_what_was_queued(autojump_clock):
+    bounds = []
+
+    class Twice(TrioActor):
+        aside = True
+
+        def on_receive(self, message):
+            if message == "back":
+                self.aside = False
+                self.unstash_all()
+                ref.tell("queued")
+            elif self.aside:
+                return self.stash()
+            elif message != "queued":
+                stopwatch.now += 1.0
+                bounds.append(ref.statistics().oldest_s_max)
+            return None
+
+    async with ActorSystem() as system:
+        system.stopwatch = stopwatch = Stopwatch()
+        ref = system.start(Twice)
+        for _ in range(20):
+            ref.tell("aside")
+        ref.tell("back")
+        await wait_all_tasks_blocked()
+    # Behind the last of them only what was told before the first is left.
+    assert bounds[-1] == 20.0
+
+
 async def test_stop_in_the_mailbox_is_counted_as_no_message(autojump_clock):
     class Small(Worker):
         mailbox_capacity = 2

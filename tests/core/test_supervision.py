@@ -23,6 +23,7 @@ from abeyance.actors.core import (
     TrioActor,
 )
 from abeyance.actors.core.cell import Cell, unnamed
+from abeyance.actors.core.entering import adopt
 from abeyance.actors.core.envelope import TIMER
 from abeyance.actors.core.registry import Names
 from abeyance.actors.core.settling import count_dead
@@ -709,8 +710,8 @@ async def test_name_that_meets_an_unnamed_actor_on_its_way_from_a_thread_ends_al
     async with ActorSystem() as system:
         first = _on_its_way(system)
         second = _on_its_way(system, first.key)
-        system._adopt(first)
-        system._adopt(second)
+        adopt(system, first)
+        adopt(system, second)
         await wait_all_tasks_blocked()
         assert system.user._children[first.key].cell is first
         assert (first.state, second.state) == ("running", "ended")
@@ -720,8 +721,8 @@ async def test_unnamed_actor_that_meets_a_name_on_its_way_from_a_thread_starts_a
     async with ActorSystem() as system:
         first = _on_its_way(system)
         second = _on_its_way(system, first.key)
-        system._adopt(second)
-        system._adopt(first)
+        adopt(system, second)
+        adopt(system, first)
         await wait_all_tasks_blocked()
         assert (first.state, second.state) == ("running", "running")
         assert {each.cell for each in system.user._children.values()} == {first, second}
