@@ -115,7 +115,7 @@ async def run(program: list[tuple[Any, ...]], kind: type[Member], strategy: Any)
         def at_rest() -> None:
             for name, ref in refs.items():
                 cell = ref._cell
-                assert cell.accounted() == len(accepted[name]) + pills(cell)
+                assert cell.accounted() == len(accepted[name])
 
         for number, (what, name, argument, timeout) in enumerate(program):
             ref = refs[name]
@@ -162,11 +162,6 @@ async def run(program: list[tuple[Any, ...]], kind: type[Member], strategy: Any)
     assert all(future.settled for future in futures)
     crashes = [event for event in events if isinstance(event, ActorCrashed)]
     assert not any(isinstance(crash.error, KeyError) for crash in crashes)
-
-
-def pills(cell: Any) -> int:
-    """Stop pills in the user lane, which are no messages of anybody's."""
-    return sum(cell.is_pill(envelope) for envelope in list(cell.box.user))
 
 
 def _is_refusal(future: Any) -> bool:
