@@ -20,7 +20,7 @@ from abeyance.storage.tables.waits import LogLine, Wait, WaitReleased
 
 from .overrides import LAPSED
 from .protocol import Requests
-from .wait_book import ACCOUNT, ACCOUNT_TABLE, ActRecord, WaitAct, WaitBook, apply
+from .wait_book import ACCOUNT, ACCOUNT_TABLE, ActRecord, ProviderWait, WaitAct, WaitBook, apply
 
 
 def plan_offer(store: Store, book: WaitBook) -> tuple[tuple[WaitAct, ...], Requests]:
@@ -80,6 +80,13 @@ def line_of(act: WaitAct) -> LogLine:
         is_over = record.fingerprint == LAPSED
         event, at_ms = "override_lapsed" if is_over else "wait_overridden", record.at_ms
     return LogLine(event=event, agent=agent, model=model, text=text, at_ms=at_ms)
+
+
+def line_of_place(place: ProviderWait, by: str, at_ms: int) -> LogLine:
+    """What the log says of a place in an account's line that was given up by a release."""
+    return LogLine(
+        event="place_released", agent=place.agent, model=place.model, text=f"by {by}", at_ms=at_ms
+    )
 
 
 class _Fold:

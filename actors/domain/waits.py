@@ -27,6 +27,7 @@ from abeyance.actors.core.errors import OutcomeUnknownError
 from abeyance.storage.codec import encode
 from abeyance.storage.errors import StorageError
 from abeyance.storage.store import (
+    Append,
     Committed,
     Outcome,
     Refused,
@@ -65,7 +66,7 @@ from .wait_book import (
     WaitBook,
     outlasts,
 )
-from .wait_offer import line_of, plan_offer
+from .wait_offer import line_of, line_of_place, plan_offer
 from .wait_releases import Stamp, acts_of_account_release, acts_of_release
 
 REQUESTER_CHARS_MAX: Final = 300
@@ -294,6 +295,13 @@ class Ledger(TrioActor):
         gone = self._accounts.let_go(name, model)
         for wait in gone:
             self.emit(events.WaitReleased, agent=wait.agent, model=wait.model, by=by)
+        # History only: who was let go has gone whether or not this is stored.
+        now = self._clock.now_ms()
+        lines = [Append("log", encode(line_of_place(wait, by, now))) for wait in gone]
+        room = self._store.limits.ops_max
+        for first in range(0, len(lines), room):
+            told = Request(appends=tuple(lines[first : first + room]))
+            self.ask(self._journal, told, tag="told")
         return [ReleasedWait(wait.agent, wait.model, "in_process") for wait in gone]
 
     def _tell_agent(self, name: str, told: WaitBound | WaitLifted) -> None:
@@ -358,6 +366,8 @@ class Ledger(TrioActor):
         self._offering.clear()
 
     def on_answer(self, answer: Answer) -> None:
+        if answer.tag == "told":
+            return
         if answer.tag == "looked over":
             if answer.unwrap():
                 self.after(RECHECK_MS / 1_000, _LookAgain())

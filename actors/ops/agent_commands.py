@@ -16,6 +16,7 @@ from abeyance.actors.domain.mode import WITHIN_S, read_reason, read_window
 
 from . import shell, targets
 from .connection import HostSilentError, NoHostError
+from .errors import look_at
 from .render import json_text, print_edits, print_quiesce, print_release, print_status, print_waits
 from .reports import EditsReport, TreeReport, WaitReport, WaitsReport
 from .requests import EVERY_MODEL
@@ -381,7 +382,8 @@ def _check_known(target: Target, agent: str) -> None:
         pids = ", ".join(map(str, report.silent_pids))
         raise HostSilentError(
             f"the hosts that answered know no agent {agent!r} and no wait of one, and host process "
-            f"{pids} did not answer; nothing was done; look at that process, then ask again"
+            f"{pids} did not answer; nothing was done; {look_at(*report.silent_pids)}, then ask "
+            "again"
         )
     raise UnknownAgentError(
         f"no agent {agent!r} is known there, and no wait of one; nothing was done; see the "

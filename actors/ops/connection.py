@@ -23,7 +23,7 @@ from abeyance.actors.core.tree import DEPTH, WIDTH
 from abeyance.actors.domain.archive_book import Kind
 
 from .address import HostSocket, socket_address
-from .errors import ControlError, UnsupportedProtocolError
+from .errors import ControlError, UnsupportedProtocolError, look_at
 from .protocol import REPLY_BYTES_MAX, Hello, Reply, clean_requester
 from .reports import (
     AlertReport,
@@ -446,7 +446,7 @@ class HostClient:
         became = "what became of the request is unknown" if asked else "nothing was done"
         return HostSilentError(
             f"host process {self.at.pid} did not answer ({why}); {became}; "
-            "look at that process, then ask again"
+            f"{look_at(self.at.pid)}, then ask again"
         )
 
 
@@ -476,7 +476,7 @@ def _connect(path: Path, pid: int, timeout_s: float) -> socket.socket:
     except (TimeoutError, BlockingIOError):
         connection.close()
         raise HostSilentError(
-            f"host process {pid} takes no connection; nothing was done; look at that process"
+            f"host process {pid} takes no connection; nothing was done; {look_at(pid)}"
         ) from None
     except OSError as error:
         connection.close()

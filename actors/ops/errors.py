@@ -61,3 +61,12 @@ class NeedsHostError(ControlError):
     """What was asked for is done by a host that runs, and none does here. Nothing was done."""
 
     code = "needs_host"
+
+
+def look_at(*pids: int) -> str:
+    """What to type where a host does not answer: whether it is stopped, and how it goes on."""
+    separated, listed = " ".join(map(str, pids)), ",".join(map(str, pids))
+    return (
+        f"look at that process with `ps -o pid,stat,etime,args -p {listed}` (a T in STAT: it is "
+        f"stopped, and `kill -CONT {separated}` lets it go on)"
+    )

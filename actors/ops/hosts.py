@@ -28,7 +28,7 @@ from .connection import (
     NoHostError,
     RefusedByHostError,
 )
-from .errors import ControlError
+from .errors import ControlError, look_at
 from .protocol import Hello
 
 NOT_ITS_OWN: Final = frozenset(
@@ -137,7 +137,7 @@ class Hosts:
             raise refusals[0]
         raise HostSilentError(
             f"{self._silent_hosts()} did not answer, and the hosts that did cannot do it: "
-            f"{refusals[0]}; nothing was done; look at that process, then ask again"
+            f"{refusals[0]}; nothing was done; {look_at(*sorted(self._failures))}, then ask again"
         )
 
     # -- connections -------------------------------------------------------------------------

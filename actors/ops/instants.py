@@ -22,7 +22,8 @@ _UNITS: Final = (("y", 31_557_600), ("d", 86_400), ("h", 3_600), ("m", 60), ("s"
 
 
 def local_text(instant_ms: int, zone: tzinfo | None = None) -> str:
-    """`2026-12-01 17:00:41` in the local zone, or in `zone`; a year may have up to six digits.
+    """`2026-12-01 17:00:41 +01:00` in the local zone, or in `zone`, with its offset, which is `UTC`
+    where it is none; a year may have up to six digits.
 
     Args:
         instant_ms: Epoch milliseconds, 0 to 8,640,000,000,000,000. Rounded up to the second: a
@@ -32,7 +33,10 @@ def local_text(instant_ms: int, zone: tzinfo | None = None) -> str:
     cycles = max(0, -((_FAR_MS - rounded_ms) // CYCLE_MS))
     near_s = (rounded_ms - cycles * CYCLE_MS) // 1_000
     when = datetime.fromtimestamp(near_s, UTC).astimezone(zone)
-    return f"{when.year + cycles * CYCLE_YEARS:04d}-{when:%m-%d %H:%M:%S}"
+    # As ISO 8601 writes it: the name of a zone may be that of several.
+    offset = when.isoformat()[len("2026-12-01T17:00:41") :]
+    at = f"{when.year + cycles * CYCLE_YEARS:04d}-{when:%m-%d %H:%M:%S}"
+    return f"{at} {'UTC' if offset == '+00:00' else offset}"
 
 
 def duration_text(duration_ms: int) -> str:
@@ -52,5 +56,5 @@ def duration_text(duration_ms: int) -> str:
 
 
 def ends_text(deadline_ms: int | None, zone: tzinfo | None = None) -> str:
-    """When a wait ends, in local time, or `until released`."""
+    """When a wait ends, in local time with its offset, or `until released`."""
     return "until released" if deadline_ms is None else local_text(deadline_ms, zone)

@@ -16,6 +16,8 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
+from .errors import look_at
+
 OK: Final = 0
 FAILED: Final = 1
 UNUSABLE: Final = 2
@@ -56,8 +58,8 @@ def say_silent(pids: tuple[int, ...]) -> None:
     """Name the hosts that gave no answer, and end with the exit code that says so."""
     for pid in pids:
         say(
-            f"host process {pid} did not answer; what it runs is not shown; look at that process, "
-            "then ask again"
+            f"host process {pid} did not answer; what it runs is not shown; {look_at(pid)}, then "
+            "ask again"
         )
     if pids:
         raise typer.Exit(FAILED)

@@ -1105,6 +1105,11 @@ async def test_a_release_lets_go_who_stands_in_line_and_nobody_else(
         for agent in agents.values():
             await agent.wait_idle()
             assert (await shown(agent))[-1] == f"assistant: {agent.name}"
+        rows = [row for _, row in runtime._store.scan("log") if isinstance(row, Row)]
+        lines = [row.record for row in rows if row.record.event == "place_released"]
+        assert {(line.agent, line.model, line.text) for line in lines} == {
+            (name, "m", "by api:ops") for name in expected
+        }
 
 
 @pytest.mark.behaviour("R-35")

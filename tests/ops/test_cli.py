@@ -67,11 +67,11 @@ agent      state   model      turn   round   inbox   wakes
 ana        held    m1            3       1       2       1
 bo         idle    m1            –       –       0       0
 
-agent    model    waits until                      left   reason
-──────────────────────────────────────────────────────────────────────
-ana      m1       275760-09-13 00:00:00   273,728y 114d   slow down
-ana      m2       until released                      –   quota
-bo       m1       2100-01-01 00:00:00           73y 85d   slow down
+agent    model    waits until                          left   reason
+──────────────────────────────────────────────────────────────────────────
+ana      m1       275760-09-13 00:00:00 UTC   273,728y 114d   slow down
+ana      m2       until released                          –   quota
+bo       m1       2100-01-01 00:00:00 UTC           73y 85d   slow down
 """
 
 
@@ -155,14 +155,14 @@ bo
   turn –, round –, inbox 0, wakes 0
 
 ana on m1
-  until 275760-09-13 00:00:00, 273,728y
-114d left
+  until 275760-09-13 00:00:00 UTC,
+273,728y 114d left
   slow down
 ana on m2
   until released
   quota
 bo on m1
-  until 2100-01-01 00:00:00, 73y 85d
+  until 2100-01-01 00:00:00 UTC, 73y 85d
 left
   slow down
 """

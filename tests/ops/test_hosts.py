@@ -179,6 +179,7 @@ def test_stopped_host_is_named_and_the_others_are_shown_and_steered(
     assert (code, refused["error"]["code"]) == (1, "host_silent")
     assert f"host process {stopped} did not answer" in said
     assert "nothing was done" in said
+    assert f"`kill -CONT {stopped}`" in said
     code, report, _ = run("release", str(state), "bo")
     assert (code, [lifted["agent"] for lifted in report["released"]]) == (0, ["bo"])
     assert hosts[1].ends_with() == "hello|here I am"

@@ -27,7 +27,7 @@ from abeyance.storage.tables.fields import INSTANT_MS_MAX
     ],
 )
 def test_instant_is_rendered_whatever_its_year(instant_ms: int, text: str) -> None:
-    assert local_text(instant_ms, UTC) == text
+    assert local_text(instant_ms, UTC) == f"{text} UTC"
 
 
 @given(st.integers(0, INSTANT_MS_MAX))
@@ -36,9 +36,24 @@ def test_every_instant_is_rendered_in_every_zone(instant_ms: int) -> None:
         assert local_text(instant_ms, zone)
 
 
+@pytest.mark.parametrize(
+    ("zone", "text"),
+    [
+        ("Europe/Berlin", "2026-10-07 14:00:00 +02:00"),
+        ("Asia/Kolkata", "2026-10-07 17:30:00 +05:30"),
+        ("America/Sao_Paulo", "2026-10-07 09:00:00 -03:00"),
+        ("Europe/London", "2026-10-07 13:00:00 +01:00"),
+        ("Atlantic/Reykjavik", "2026-10-07 12:00:00 UTC"),
+    ],
+)
+def test_instant_says_by_what_clock_it_is_told(zone: str, text: str) -> None:
+    assert local_text(1_791_374_400_000, ZoneInfo(zone)) == text
+    assert ends_text(1_791_374_400_000, ZoneInfo(zone)) == text
+
+
 @given(st.integers(0, 253_402_300_799))
 def test_instant_within_datetimes_reach_is_rendered_as_datetime_does(second: int) -> None:
-    expected = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    expected = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     assert local_text(second * 1_000, UTC) == expected
 
 
