@@ -5,6 +5,7 @@ Runs in: the caller's task, on the loop thread.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Literal
 
@@ -23,21 +24,21 @@ BUFFER_S: Final = 300.0
 """How long after a stated reset a run is resumed, so as not to land on the provider's boundary."""
 
 
-class RunVerbs:
+class RunVerbs(ABC):
     """The part of a runtime that is about runs of workflows."""
 
     _workflows: Workflows
     _lifetime: Lifetime
 
-    def _check_open(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _check_open(self) -> None: ...
 
-    def _permitted(self, verb: str, agent: str, requester: str, door: Door) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def _permitted(self, verb: str, agent: str, requester: str, door: Door) -> str: ...
 
+    @abstractmethod
     def _stir_schedules(self) -> None:
         """What is due may wait for the workflow that was just added."""
-        raise NotImplementedError
 
     def add_workflow(
         self,

@@ -12,6 +12,7 @@ Blocking; the thread that made it.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, Final, Literal
 
 from abeyance.actors.approval_verbs import read_note
@@ -42,14 +43,14 @@ class ApprovalContestedError(ControlError):
     code = "approval_contested"
 
 
-class StoppedApprovals:
+class StoppedApprovals(ABC):
     """The part of a stopped store that is about tool calls that wait for a person."""
 
     _store: LmdbStore
     _clock: Any
 
-    def _owner_guard(self, agent: str) -> Guard:
-        raise NotImplementedError
+    @abstractmethod
+    def _owner_guard(self, agent: str) -> Guard: ...
 
     def approvals(self, agent: str | None = None) -> tuple[ApprovalReport, ...]:
         """The calls that wait for a person, of one agent or of all.

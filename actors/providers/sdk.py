@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any, ClassVar, Protocol, TypeAlias
@@ -87,7 +88,7 @@ class Assembly(Protocol):
         """
 
 
-class SdkProvider:
+class SdkProvider(ABC):
     """A `Provider` over an SDK's asynchronous client. An adapter adds three methods to it.
 
     Args:
@@ -193,19 +194,19 @@ class SdkProvider:
 
     # -- what an adapter adds -----------------------------------------------------------------
 
+    @abstractmethod
     def _response(
         self, request: ModelRequest, headers: dict[str, str]
     ) -> AbstractAsyncContextManager[Any]:
         """The SDK's streaming response to a request."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _assembly(self, on_delta: OnDelta) -> Assembly:
         """What builds the reply to one call."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _key_header(self, key: str) -> dict[str, str]:
         """The header that carries a key."""
-        raise NotImplementedError
 
     # -- one call -----------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ one must not pass it is far longer than what the simulator does.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
@@ -91,12 +92,12 @@ def _stated(error: ProviderError) -> StatedWait:
     return error.stated
 
 
-class ProviderConformance:
+class ProviderConformance(ABC):
     """What holds for every provider. Implement `serving`."""
 
+    @abstractmethod
     def serving(self, *answers: Answer) -> AbstractAsyncContextManager[Served]:
         """Serve these answers, one a request."""
-        raise NotImplementedError
 
     async def test_it_declares_all_that_a_provider_must(self) -> None:
         async with self.serving() as served:
@@ -192,9 +193,9 @@ class WireConformance(ProviderConformance):
     signs_reasoning = True
     """Whether the wire gives a signature for a model's reasoning, by which it can be sent again."""
 
+    @abstractmethod
     def adapter(self, base_url: str, *, clock: WallClock, **deadlines: float) -> Any:
         """Make the adapter. `deadlines` are any of byte_idle_s, first_event_s and call_s."""
-        raise NotImplementedError
 
     @asynccontextmanager
     async def serving(self, *answers: Answer, **deadlines: float) -> AsyncIterator[Served]:

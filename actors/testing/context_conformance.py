@@ -11,6 +11,7 @@ provider in process. Nothing here sleeps; a strategy that never comes to an end 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -154,7 +155,7 @@ class Stage:
         return reply(f"answer {len(self.turns)} " + "y" * 300)
 
 
-class ContextConformance:
+class ContextConformance(ABC):
     """What holds for every strategy. Implement `strategy`.
 
     Attributes:
@@ -166,9 +167,9 @@ class ContextConformance:
     past_chars = 8_000
     calls = True
 
+    @abstractmethod
     def strategy(self) -> ContextStrategy:
         """Make a strategy; each call makes one that remembers nothing."""
-        raise NotImplementedError
 
     @asynccontextmanager
     async def stage(

@@ -11,6 +11,7 @@ import pytest
 from abeyance.actors.providers import AnthropicProvider, OpenAIProvider
 from abeyance.actors.testing import Answer, ScriptedProvider, WallClock, fail, reply
 from abeyance.actors.testing.conformance import ProviderConformance, Served, WireConformance
+from abeyance.actors.testing.context_conformance import ContextConformance
 from abeyance.actors.testing.scripted import Step
 from abeyance.storage.tables.blocks import ToolUseBlock
 
@@ -57,3 +58,16 @@ class TestScriptedProvider(ProviderConformance):
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_CUSTOM_HEADERS"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("suite", "what"),
+    [
+        (ProviderConformance, "serving"),
+        (WireConformance, "adapter"),
+        (ContextConformance, "strategy"),
+    ],
+)
+def test_suite_that_says_nothing_of_what_it_is_about_cannot_be_run(suite: Any, what: str) -> None:
+    with pytest.raises(TypeError, match=what):
+        type("TestOurs", (suite,), {})()
