@@ -15,7 +15,7 @@ import httpx2
 import pytest
 import trio
 
-from abeyance.actors.providers import AnthropicProvider, ProviderNotInstalledError
+from abeyance.actors.providers import AnthropicProvider, OpenAIProvider, ProviderNotInstalledError
 from abeyance.actors.providers.anthropic_wire import ReplyAssembly, request_body
 from abeyance.actors.providers.failures import refusal
 from abeyance.actors.providers.port import (
@@ -553,7 +553,8 @@ def test_an_account_without_a_name_is_refused(account: Any) -> None:
 
 @pytest.mark.behaviour("S-014")
 @pytest.mark.parametrize("answer", ["limited", "exhausted", "stalled"])
-async def test_adapter_that_met_a_wall_leaves_no_timer_and_no_task(answer: str) -> None:
+@pytest.mark.parametrize("wire", ["anthropic", "responses", "chat"])
+async def test_adapter_that_met_a_wall_leaves_no_timer_and_no_task(wire: str, answer: str) -> None:
     """It reports the fact and the time; when to call again is for whoever asked."""
     answers = {
         "limited": Answer(status=429, headers={"retry-after": "7200"}),
@@ -562,7 +563,14 @@ async def test_adapter_that_met_a_wall_leaves_no_timer_and_no_task(answer: str) 
     }
     before = trio.lowlevel.current_statistics()
     async with ProviderSimulator(lambda _request: answers[answer]) as simulator:
-        provider = AnthropicProvider(api_key="any", base_url=simulator.base_url, byte_idle_s=0.1)
+        provider: Any
+        if wire == "anthropic":
+            url = simulator.base_url
+            provider = AnthropicProvider(api_key="any", base_url=url, byte_idle_s=0.1)
+        else:
+            api: Any = wire
+            url = f"{simulator.base_url}/v1"
+            provider = OpenAIProvider(api=api, api_key="any", base_url=url, byte_idle_s=0.1)
         with pytest.raises(ProviderError):
             await call(provider)
     # The service has gone; whatever is left is the adapter's.
