@@ -217,7 +217,12 @@ async def settled(runtime: Runtime, effects: Effects, clock: WallClock) -> None:
         if next(in_bucket(runtime._store, "live"), None) is not None and is_left(runtime):
             return
         # In one look behind that one: what is resumed meanwhile is in either, whichever is seen.
-        if not due and next(in_bucket(runtime._store, "live"), None) is None:
+        if (
+            not due
+            and next(in_bucket(runtime._store, "live"), None) is None
+            # Behind that look: one that came to need somebody meanwhile is in either, too.
+            and not runtime.runs(state="recovery_required", limit=1)
+        ):
             return
         await trio.sleep(POLL_S)  # Another process may end them, which no event here tells.
 
