@@ -24,12 +24,14 @@ _ACTIONS: Final[dict[str, tuple[str, ...]]] = {
     "host": (),
     "cooldown": (),
     "approval": ("approve", "deny"),
+    "context": (),
 }
 _HOLDS: Final = {
     "unreadable": "Waiting: whether {model} may be called cannot be read",
     "host": "Waiting for the host's word on {model}",
     "cooldown": "Waiting for {model} after a failure",
     "approval": "Waiting for a person",
+    "context": "Waiting for a summary: the request was too long for {model}",
 }
 
 

@@ -190,9 +190,10 @@ class RunAgents:
                     f"agent {asked.agent!r} has ended; its turn is in its slot; add it again",
                     agent=asked.agent,
                 )
-            # One that waits for a person is joined as one that runs: no capacity is waited for.
+            # One that waits for a person, or for a summary, is joined as one that runs: no capacity
+            # is waited for.
             cause = None if found.turn is None or found.turn.held is None else found.turn.held.cause
-            held = cause is not None and cause != "approval"
+            held = cause is not None and cause not in ("approval", "context")
             if held:
                 assert found.number is not None
                 looked = await self._look(member, stirs)

@@ -95,7 +95,7 @@ FAMILIES = (
         "Provider",
         "the call was refused, failed, or was never made",
         "the gate or the run",
-        "ProviderError PermitError HeldError",
+        "ProviderError ContextTooLongError PermitError HeldError",
     ),
     _family(
         "Caller's mistake",

@@ -50,6 +50,7 @@ from .protocol import (
     Due,
     HoldByQuota,
     LiftPauses,
+    Shrunk,
     TurnBegan,
     TurnOver,
     WaitBound,
@@ -172,6 +173,8 @@ class Agent(TrioActor):
                     self._start()
             case Due() | LookAgain():
                 self._holding.look_again()
+            case Shrunk():
+                self._holding.shrunk()
             case WaitLifted(model):
                 self._lifted(model)
             case WaitBound(model, deadline_ms, reason):
@@ -591,7 +594,10 @@ class Agent(TrioActor):
         if self._pairs.lives:
             return False
         if self._view.activity == "held":
-            ends_ms = None if self._view.held is None else self._view.held.deadline_ms
+            held = self._view.held
+            if held is not None and held.cause == "context":
+                return False  # What it waits for is this runtime's own work.
+            ends_ms = None if held is None else held.deadline_ms
             over = ends_ms is not None and ends_ms <= self._seams.clock.now_ms()
             return not over and not self._holding.is_looking
         resting = self._view.activity in ("resting", "quiesced", "stopping")

@@ -20,6 +20,7 @@ import trio
 
 from abeyance.actors.core.clock import Clock
 from abeyance.actors.core.errors import ActorDeadError
+from abeyance.actors.providers.context_limit import check_length
 from abeyance.actors.providers.port import ModelReply, ModelRequest, Permit, name_of, permitted
 
 from .accounts import ASK_AGAIN_MS, Account
@@ -91,6 +92,8 @@ class Auxiliary:
             InvalidInputError: Names the field; no call was made.
             CallDeferredError: The model is held, or the agent paused; no call was made.
             AdmissionClosedError: The agent was stopped or ended; no call was made.
+            ContextTooLongError: By an estimate the model takes no request of that length; no call
+                was made. Or the provider said so.
             ProviderError: The call failed; what it stated is recorded.
         """
         given: object = request
@@ -98,6 +101,7 @@ class Auxiliary:
             kind = type(given).__name__
             raise InvalidInputError("request", f"must be a ModelRequest, not {kind}")
         check_name(request.model, "request.model")
+        check_length(self._settings.provider, request)
         permit = await self._admitted(request.model)
         # A choice meanwhile is of the next call.
         provider, usage = self._settings.provider, self._usage

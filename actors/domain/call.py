@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import trio
 
 from abeyance.actors.core.errors import ActorDeadError
-from abeyance.actors.providers.port import ModelReply, ModelRequest, Permit, permitted
+from abeyance.actors.providers.context_limit import check_length
+from abeyance.actors.providers.port import (
+    ContextTooLongError,
+    ModelReply,
+    ModelRequest,
+    Permit,
+    permitted,
+)
 from abeyance.storage.crashpoints import crashpoint, declare
 
 from .bounded_call import bounded_call
@@ -99,6 +106,10 @@ class Calls:
         self, request: ModelRequest, number: int
     ) -> ModelReply | Deferral | Failed | Verdict:
         settings, gate = self._settings, self._seams.gate
+        try:
+            check_length(settings.provider, request)
+        except ContextTooLongError as error:
+            return Failed(f"this turn failed: {error}", error.code)
         if self._seams.spending is not None:
             held = await self._seams.spending.ahead(request.model)
             if held is not None:

@@ -87,15 +87,17 @@ class CompactingContext:
 
     async def compact(self, desk: ContextDesk) -> None:
         """Sum up what is older than the part to keep, if the last turn's requests were too long."""
-        if desk.size is None or desk.size <= self.past_chars:
+        if not desk.too_long and (desk.size is None or desk.size <= self.past_chars):
             return
         base = next(desk.summaries(), None)
         after = 0 if base is None else base.last
         rows = [row async for row in desk.rows(after=after)]
         size = sum(map(_size, rows)) + (0 if base is None else len(base.text))
-        if size <= self.past_chars:
+        if size <= self.past_chars and not desk.too_long:
             return  # It was compacted since.
-        for part in self._parts(rows, desk.coverable())[:STEPS_MAX]:
+        # What is too long for the model leaves a quarter of itself, at most.
+        keep = min(self.keep_chars, size // 4) if desk.too_long else self.keep_chars
+        for part in self._parts(rows, desk.coverable(), keep)[:STEPS_MAX]:
             text = self._text_of(await desk.call(self._request(desk, base, part)))
             base = await desk.keep(PREFACE + text, last=part[-1].seq)
 
@@ -109,7 +111,7 @@ class CompactingContext:
         """Nothing: it is no failure."""
 
     def _parts(
-        self, rows: Sequence[TranscriptMessage], bound: int
+        self, rows: Sequence[TranscriptMessage], bound: int, keep: int
     ) -> list[list[TranscriptMessage]]:
         """The rows that are to go into summaries, those of one call together.
 
@@ -118,7 +120,7 @@ class CompactingContext:
         parts: list[list[TranscriptMessage]] = []
         part: list[TranscriptMessage] = []
         size = 0
-        for whole in _unparted(rows[: self._end(rows, bound)]):
+        for whole in _unparted(rows[: self._end(rows, bound, keep)]):
             size_more = sum(min(_size(row), ROW_CHARS_MAX) for row in whole)
             if part and size + size_more > self.at_once_chars:
                 parts.append(part)
@@ -126,12 +128,12 @@ class CompactingContext:
             part, size = part + whole, size + size_more
         return [*parts, part] if part else parts
 
-    def _end(self, rows: Sequence[TranscriptMessage], bound: int) -> int:
+    def _end(self, rows: Sequence[TranscriptMessage], bound: int, keep: int) -> int:
         """How many rows are to be summed up: what stays begins with what somebody said, if any."""
         left, end, end_of_turn = sum(map(_size, rows)), 0, 0
         for number, row in enumerate(rows, 1):
             left -= _size(row)
-            if left < self.keep_chars or row.seq > bound:
+            if left < keep or row.seq > bound:
                 break
             if not _calls_tools(row):
                 end = number

@@ -108,6 +108,9 @@ class ContextDesk(Protocol):
     """The model of the agent's turns."""
     size: int | None
     """How many characters the last turn's requests came to; None before the first turn here."""
+    too_long: bool
+    """A turn waits whose request was too long for the model: it is compiled anew, once, when this
+    call is over. What `size` says of it is no bound any more."""
 
     def summaries(self) -> Iterator[Summary]:
         """The summaries that stand, the newest first; each is read when it is asked for.

@@ -72,6 +72,7 @@ class AgentContextDesk:
         slot: str,
         model: str,
         size: int | None,
+        too_long: bool,
         strategy: str,
         nonce: str,
         store: Store,
@@ -87,6 +88,7 @@ class AgentContextDesk:
         self.slot = slot
         self.model = model
         self.size = size
+        self.too_long = too_long
         self.failed: tuple[str, ProviderError] | None = None
         """The model that was asked last, and how that failed."""
         self._strategy = strategy[:STRATEGY_CHARS_MAX]

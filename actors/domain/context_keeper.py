@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections import deque
+from contextlib import suppress
 from typing import Any, ClassVar, Final, NamedTuple
 
 import trio
@@ -23,6 +24,7 @@ from trio_util import AsyncBool, AsyncValue
 from abeyance.actors.core import Answer, Timer, TrioActor
 from abeyance.actors.core.asks import in_role
 from abeyance.actors.core.clock import Clock
+from abeyance.actors.core.errors import AbeyanceError
 from abeyance.actors.core.logs import Log
 from abeyance.storage.store import Store
 
@@ -42,7 +44,7 @@ from .errors import AdmissionClosedError, AgentEndedError, CallDeferredError, Ow
 from .foreign import failure_of, told
 from .ingress import clean_text
 from .limits import RECHECK_MS
-from .protocol import Due, ForgetInstant, Peek, TurnBegan, TurnOver, WatchInstant
+from .protocol import Due, ForgetInstant, Peek, Shrink, Shrunk, TurnBegan, TurnOver, WatchInstant
 from .wait_book import Deferral
 
 EVENT_S_MAX: Final = 10.0
@@ -89,6 +91,8 @@ class ContextKept:
         self.size: int | None = None
         self.is_free = AsyncBool(value=True)
         """No turn is at work."""
+        self.shrink: Any = None
+        """Who is to be told when it was compacted for a turn that waits: its agent."""
         self.failures = 0
         self.not_before = 0.0
         """In trio's time: when it may be tried again behind a failure."""
@@ -137,6 +141,8 @@ class ContextKeeper(TrioActor):
                 if size is not None:
                     self.kept.size = size
                 self._want()
+            case Shrink(ref):
+                self._shrink(ref)
             case WaitRecorded() | CallDeferred():
                 self._add(message)
             case WaitReleased(_, model):
@@ -153,6 +159,21 @@ class ContextKeeper(TrioActor):
                 raise TypeError(f"the keeper of a context takes no {type(message).__name__}")
 
     # -- compaction --------------------------------------------------------------------------
+
+    def _shrink(self, ref: Any) -> None:
+        """A turn waits: no pause behind a failure keeps it, and what it is told is the outcome."""
+        first, self.kept.shrink = self.kept.shrink is None, ref
+        if first:
+            self.kept.not_before = 0.0
+            self._want()
+
+    def _shrunk(self, desk: AgentContextDesk) -> None:
+        """Tell the agent whose turn waits, once its strategy was called for it."""
+        ref = self.kept.shrink
+        if ref is not None and desk.too_long:
+            self.kept.shrink = None
+            with suppress(AbeyanceError):  # It has ended, and its turn with it.
+                ref.tell(Shrunk())
 
     def _want(self) -> None:
         self.kept.wanted = True
@@ -174,6 +195,7 @@ class ContextKeeper(TrioActor):
             slot=seams.slot,
             model=seams.auxiliary.model,
             size=kept.size,
+            too_long=kept.shrink is not None,
             strategy=self._name,
             nonce=seams.nonce,
             store=seams.store,
@@ -211,13 +233,18 @@ class ContextKeeper(TrioActor):
             self._watch()
         elif error is None:
             kept.failures, kept.not_before = 0, 0.0
+            self._shrunk(desk)
         elif desk.failed is not None:
             # What the call stated may hold the model: then it is tried again when that is over.
             kept.wanted = True
+            self._shrunk(desk)
             self._peek(desk.failed[0], error)
             return
         elif not isinstance(error, AdmissionClosedError | AgentEndedError | OwnershipLostError):
             self._failed(error)
+            self._shrunk(desk)
+        else:
+            self._shrunk(desk)
         self._go()
 
     def _failed(self, error: BaseException) -> None:
@@ -303,7 +330,7 @@ class ContextKeeper(TrioActor):
         return view.activity in ("starting", "running") or (
             view.activity == "held"
             and view.held is not None
-            and view.held.cause not in ("quota", "approval")
+            and view.held.cause not in ("quota", "approval", "context")
         )
 
     # -- events ------------------------------------------------------------------------------

@@ -54,13 +54,14 @@ class ContextPost:
         while self._early:
             self.tell(self._early.popleft())
 
-    def tell(self, message: Any) -> None:
-        """Tell the keeper. Neither waits nor raises."""
+    def tell(self, message: Any) -> bool:
+        """Tell the keeper; whether it can be. Neither waits nor raises."""
         if self._ref is None:
             self._early.append(message)
-            return
+            return True
         try:
             self._ref.tell(message)
+            return True
         except AbeyanceError as error:
             _logger.error(
                 "the context strategy of agent %r is not told of a %s: %s",
@@ -69,6 +70,7 @@ class ContextPost:
                 type(error).__name__,
                 agent=self._agent,
             )
+        return False
 
     def choose(self) -> Summary | None:
         """The summary that the next turn's requests carry; None: they carry the whole slot."""

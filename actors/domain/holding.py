@@ -14,7 +14,7 @@ Runs in: the loop thread.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from abeyance.actors.core import Answer, TrioActor
 
@@ -22,9 +22,12 @@ from . import events
 from .agent_acts import AgentKept, AgentView
 from .approvals import standing
 from .chosen_model import ChosenModel
-from .protocol import ForgetInstant, HoldByQuota, Peek, WatchInstant
+from .protocol import ForgetInstant, HoldByQuota, Peek, Shrink, Shrunk, WatchInstant
 from .turn import TurnSeams
 from .wait_book import RECHECK_MS, Deferral
+
+SHRINK_S_MAX: Final = 3_600.0
+"""How long a turn whose request was too long waits for its agent's strategy."""
 
 
 class LookAgain(NamedTuple):
@@ -64,6 +67,8 @@ class Holding:
         self._go_on = go_on
         self._stays = stays
         self._cadence: Any = None
+        self._patience: Any = None
+        """Until a hold that waits for a strategy is over, whatever the strategy does."""
         self.is_looking = False
         """The gate was asked whether the hold still stands; until it answers, that is work."""
         self.released = False
@@ -96,6 +101,9 @@ class Holding:
         self._actor.emit(events.HoldEnded, agent=self._name, model=held.model, cause=held.cause)
         self._alarm.tell(ForgetInstant(self._name))
         self._forget_cadence()
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
 
     def look_again(self) -> None:
         """Find out whether what holds the turn still does."""
@@ -111,6 +119,8 @@ class Holding:
                 self._stays()
         elif self._view.held.cause == "approval":
             self._look_at_approvals(self._view.held)
+        elif self._view.held.cause == "context":
+            self._look_at_context(self._view.held)
         else:
             self.is_looking = True
             self._actor.ask(self._seams.gate, Peek(self._view.held.model), tag=self._looked)
@@ -133,6 +143,22 @@ class Holding:
             return
         reason = f"a person decides on {', '.join(sorted(set(found.tools)))}"
         self._stands(held._replace(deadline_ms=found.deadline_ms, reason=reason))
+
+    def _look_at_context(self, held: Deferral) -> None:
+        """Have the strategy told, or told again: it, or this actor, may have died since."""
+        post = self._seams.context
+        if post is None or not post.tell(Shrink(self._actor.actor_ref)):
+            self._go_on()
+            return
+        if self._patience is None:
+            self._patience = self._actor.after(SHRINK_S_MAX, Shrunk())
+        self._stands(held)
+
+    def shrunk(self) -> None:
+        """The strategy has looked, or had its time: the turn is compiled anew."""
+        held, is_held = self._view.held, self._view.activity == "held"
+        if is_held and held is not None and held.cause == "context" and not self._kept.stopping:
+            self._go_on()
 
     def _stands(self, held: Deferral) -> None:
         self._view.held = held

@@ -208,6 +208,17 @@ class TurnOver(NamedTuple):
     """How many characters its last request came to; None where no turn was."""
 
 
+class Shrink(NamedTuple):
+    """Tell: a request was too long and its turn waits. Have the strategy look now, whatever its
+    own measure says, and tell `ref` `Shrunk` when that is over."""
+
+    ref: Any
+
+
+class Shrunk(NamedTuple):
+    """Told upwards to an agent: its strategy has looked; a turn may be compiled anew."""
+
+
 # -- to and from the alarm -------------------------------------------------------------------
 
 

@@ -2,7 +2,8 @@
 
 Invariants:
     I1  Once a round of a turn is recorded its view stays, whatever was kept since and however often
-        the turn is taken up; it is another one only where what it stands on is gone.
+        the turn is taken up; it is another one only where what it stands on is gone, or where its
+        request was too long for the model, once.
     I2  A view that is granted stands on a row that is part of the transcript then.
 
 No actor, no await.
@@ -41,6 +42,8 @@ def in_view(book: SlotBook, turn: Turn, start: StartTurn) -> tuple[Turn, int | N
     last, unreadable = turn.context, None
     # A live turn asked for a call before its first reply, too; a held one asks anew.
     frozen = turn.round > 0 or turn.state == "running"
+    if turn.held is not None and turn.held.cause == "context":
+        frozen = False
     if frozen and last is None:
         return turn, None
     if frozen and last is not None and not book.is_cut(last):

@@ -181,6 +181,8 @@ class TurnStart(NamedTuple):
     """The number of its system prompt; 0: none. None: that is to be decided."""
     channel: str | None = None
     """Where its reply belongs."""
+    outgrown: bool = False
+    """It was restarted once because its request was too long."""
 
 
 class SetPrompt(NamedTuple):

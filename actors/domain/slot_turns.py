@@ -195,6 +195,7 @@ def _granted(book: SlotBook, agent: str, turn: Turn, unreadable: int | None) -> 
         cancelled_by=turn.cancelled_by,
         prompt=turn.prompt,
         channel=reply_channel(turn),
+        outgrown=turn.outgrown,
     )
 
 
@@ -290,7 +291,13 @@ def plan_hold(book: SlotBook, hold: HoldTurn, chain: Chain) -> Plan:
     draft = Draft()
     join_spent(draft, book.store, hold.spent)
     book.sent(draft, hold.sent)
-    record = replace(turn.record, state="held", held=hold.held, failures=hold.failures)
+    record = replace(
+        turn.record,
+        state="held",
+        held=hold.held,
+        failures=hold.failures,
+        outgrown=turn.record.outgrown or hold.held.cause == "context",
+    )
     draft.put_counted("turns", (hold.agent, hold.turn), turn, record)
     if waits_on:
         return Plan([book.request(draft, chain)], 1)

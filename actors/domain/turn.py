@@ -18,7 +18,13 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import trio
 
 from abeyance.actors.core.clock import Clock
-from abeyance.actors.providers.port import ModelReply, ModelRequest, Provider, ProviderMessage
+from abeyance.actors.providers.port import (
+    ContextTooLongError,
+    ModelReply,
+    ModelRequest,
+    Provider,
+    ProviderMessage,
+)
 from abeyance.storage.codec import encode
 from abeyance.storage.crashpoints import crashpoint, declare
 from abeyance.storage.errors import InvalidRecordError, UnreadableRecordError
@@ -72,6 +78,7 @@ ROWS_A_SLICE: Final = 64
 declare("turn.after_reply", "a reply arrived and is not recorded")
 declare("turn.after_round", "a reply is recorded and nothing of it was acted on")
 declare("turn.after_hold", "a turn is held")
+declare("turn.after_too_long", "a request was too long, and its turn is not held for that yet")
 declare("turn.before_prompt", "a function said a turn's system prompt, and it is not stored")
 declare("turn.after_prompt", "a turn's system prompt is stored, and no call carried it")
 
@@ -199,6 +206,10 @@ class TurnTask:
             reply = await self.calls.reply(self._request(), self.round + 1)
             if isinstance(reply, Deferral):
                 return await self._hold(reply)
+            if isinstance(reply, Failed) and self._may_shrink(reply):
+                crashpoint("turn.after_too_long")
+                agent, model = self.start.agent, self._settings.model
+                return await self._hold(Deferral(agent, model, None, reply.text, "context"))
             if isinstance(reply, Failed):
                 return await self._fail(reply.text, reply.failure)
             crashpoint("turn.after_reply")
@@ -211,6 +222,12 @@ class TurnTask:
             if held is not None:
                 return held
         raise _Unfit(f"this turn failed: it had {self.round} rounds, its bound")
+
+    def _may_shrink(self, failed: Failed) -> bool:
+        """Whether the turn is put down until its agent's strategy has had its say, then compiled
+        anew: once, and where there is one."""
+        too_long = failed.failure == ContextTooLongError.code
+        return too_long and self._seams.context is not None and not self.start.outgrown
 
     # -- compiling ---------------------------------------------------------------------------
 
@@ -364,7 +381,7 @@ class TurnTask:
 
     async def _hold(self, deferral: Deferral) -> TurnHeld:
         # A pause or an exhausted quota has no record of its own; everything else is asked of one.
-        unrecorded = deferral.cause in ("quota", "cooldown", "host", "approval")
+        unrecorded = deferral.cause in ("quota", "cooldown", "host", "approval", "context")
         cause: Any = deferral.cause if unrecorded else "wait"
         held = Held(agent=deferral.agent, model=deferral.model, cause=cause)
         await self._ask(HoldTurn, held=held, failures=self.calls.failures, sent=self.calls.sent)

@@ -34,7 +34,7 @@ ACCOUNT: Final = ACCOUNT_PREFIX
 """An account's waits are listed and released under this and its fingerprint, as an agent's are."""
 ACCOUNT_TABLE: Final = "account_waits"
 HoldCause: TypeAlias = Literal[
-    "wait", "unreadable", "quota", "cooldown", "host", "account", "approval"
+    "wait", "unreadable", "quota", "cooldown", "host", "account", "approval", "context"
 ]
 ActRecord: TypeAlias = Wait | WaitReleased | Override
 

@@ -88,7 +88,10 @@ def _print_holds(console: Console, report: StatusReport, now_ms: int) -> None:
         (agent, agent.held)
         for agent in report.agents
         if agent.held is not None
-        and (agent.held.cause == "approval" or (agent.name, agent.held.model) not in listed)
+        and (
+            agent.held.cause in ("approval", "context")
+            or (agent.name, agent.held.model) not in listed
+        )
     ]
     for agent, held in holds:
         end = ends_text(held.deadline_ms)

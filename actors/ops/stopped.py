@@ -594,7 +594,10 @@ def _held(turn: Turn, waits: tuple[ProviderWait, ...], *, quota: str | None) -> 
     if held is None:
         return None
     for wait in waits:
-        if held.cause != "approval" and (wait.agent, wait.model) == (held.agent, held.model):
+        if held.cause not in ("approval", "context") and (wait.agent, wait.model) == (
+            held.agent,
+            held.model,
+        ):
             return HeldReport(
                 model=held.model,
                 cause=held.cause,
@@ -603,6 +606,8 @@ def _held(turn: Turn, waits: tuple[ProviderWait, ...], *, quota: str | None) -> 
             )
     if held.cause == "approval":
         reason = "a person decides on its calls; list the approvals for which"
+    elif held.cause == "context":
+        reason = "its request was too long; it is compiled anew at the next start"
     elif quota is not None:
         reason = "quota exhausted; an operator ends this hold"
     elif held.cause in ("cooldown", "host"):

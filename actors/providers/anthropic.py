@@ -6,6 +6,7 @@ What it has of its own is its client; `sdk` makes the call, `anthropic_wire` rea
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -29,6 +30,8 @@ class AnthropicProvider(SdkProvider):
         account: A name of yours for the account that the keys are of. With
             `open_runtime(account_waits=True)` its limits are then its own through every rotation of
             a key. None: each key is an account of its own, and a function's keys are of none.
+        context_tokens: How many tokens a request may have, by model; one that is longer, by an
+            estimate, is not sent. A model that is not in it blocks nothing.
     Raises:
         ProviderNotInstalledError: The extra `abeyance[anthropic]` is not installed.
         ValueError: There is no key, a deadline is not positive, or `account` is no name.
@@ -44,6 +47,7 @@ class AnthropicProvider(SdkProvider):
         call_s: float = 3600.0,
         clock: Clock | None = None,
         account: str | None = None,
+        context_tokens: Mapping[str, int] | None = None,
     ) -> None:
         key = checked(
             api_key,
@@ -75,6 +79,7 @@ class AnthropicProvider(SdkProvider):
             call_s=call_s,
             clock=clock,
             account=account,
+            context_tokens=context_tokens,
         )
 
     def _response(

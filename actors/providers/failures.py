@@ -23,9 +23,10 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, TypeGuard
 
+from .context_limit import is_too_long
 from .grammar import number, printable
 from .instants import deadline_ms, instant_ms
-from .port import ProviderError
+from .port import ContextTooLongError, ProviderError
 from .reader import read_stated_wait
 from .stated import StatedWait, WaitEnds, WaitKind, WaitScope, longer
 
@@ -78,7 +79,7 @@ def refusal(
         provider=provider,
         transport=transport,
     )
-    error = _failure(provider, status, stated, message, retryable)
+    error = _failure(provider, status, stated, message, retryable, is_too_long(body))
     error.is_whole = headers is not None
     error.provider = provider
     return error
@@ -132,7 +133,20 @@ def _failure(
     stated: StatedWait | None,
     message: str,
     retryable: bool | None,
+    too_long: bool = False,
 ) -> ProviderError:
+    if too_long:
+        words = printable(message, chars_max=MESSAGE_CHARS_MAX).strip()
+        return ContextTooLongError(
+            f"{provider} refused the request as too long{': ' + words if words else ''}; it was "
+            "not processed; shorten the transcript (docs/context.md), or choose a model that "
+            "takes more",
+            retryable=False,
+            status=status,
+            stated=stated,
+            sent=True,
+            said=words,
+        )
     if retryable is None:
         retryable = transient(status) or (stated is not None and stated.kind in _LIMITS)
     words = printable(message, chars_max=MESSAGE_CHARS_MAX).strip()
@@ -225,7 +239,8 @@ def _known(error: BaseException, received_at: float, provider: str | None) -> Pr
         if status is not None
         else None
     )
-    return _failure(name, status, longer(longer(copied, read), typed), words, retryable)
+    stated = longer(longer(copied, read), typed)
+    return _failure(name, status, stated, words, retryable, is_too_long(body))
 
 
 def _own(error: ProviderError, received_at: float, provider: str | None) -> ProviderError:

@@ -7,6 +7,7 @@ What it has of its own is its client and a choice of two wires; `sdk` makes the 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal
 
@@ -39,6 +40,8 @@ class OpenAIProvider(SdkProvider):
         account: A name of yours for the account that the keys are of. With
             `open_runtime(account_waits=True)` its limits are then its own through every rotation of
             a key. None: each key is an account of its own, and a function's keys are of none.
+        context_tokens: How many tokens a request may have, by model; one that is longer, by an
+            estimate, is not sent. A model that is not in it blocks nothing.
     Raises:
         ProviderNotInstalledError: The extra `abeyance[openai]` is not installed.
         ValueError: There is no key, a deadline is not positive, `account` is no name, or `api` or
@@ -58,6 +61,7 @@ class OpenAIProvider(SdkProvider):
         call_s: float = 3600.0,
         clock: Clock | None = None,
         account: str | None = None,
+        context_tokens: Mapping[str, int] | None = None,
     ) -> None:
         if api not in ("responses", "chat"):
             raise ValueError(f"api is 'responses' or 'chat', not {api!r}")
@@ -95,6 +99,7 @@ class OpenAIProvider(SdkProvider):
             call_s=call_s,
             clock=clock,
             account=account,
+            context_tokens=context_tokens,
         )
 
     def _response(

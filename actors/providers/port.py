@@ -96,7 +96,9 @@ class Provider(Protocol):
     others by a fingerprint (`abeyance.actors.providers.credentials`), never by the key; a host that
     opens its runtime with `account_waits=True` then has one agent's limit hold the others. It may
     have an attribute `call_s`: how many seconds a whole call may take, by its own deadlines; a call
-    that takes a minute longer, or an hour where there is none, has stalled.
+    that takes a minute longer, or an hour where there is none, has stalled. And a method
+    `context_tokens(model: str) -> int | None`: how many tokens a request to the model may have; one
+    that is longer, by an estimate, is not sent.
     """
 
     carries_injections: bool
@@ -162,6 +164,15 @@ class ProviderError(AbeyanceError):
             said=said,
             acceleration=acceleration,
         )
+
+
+class ContextTooLongError(ProviderError):
+    """A request was too long for its model: the provider refused it, or it was not sent at all.
+
+    It is never retryable: the same request is as long the next time.
+    """
+
+    code = "context_too_long"
 
 
 class ProviderStalledError(ProviderError):

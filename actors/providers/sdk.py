@@ -18,7 +18,8 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any, ClassVar, Protocol, TypeAlias
 
@@ -27,6 +28,7 @@ import trio
 
 from ..core.clock import Clock, SystemClock
 from ..core.errors import AbeyanceError
+from .context_limit import checked_tokens
 from .credentials import fingerprint
 from .failures import refusal
 from .grammar import printable
@@ -47,6 +49,10 @@ from .wire import StatedError, UnreadableReplyError, error_of, read_json
 
 ApiKey: TypeAlias = str | Callable[[], str | Awaitable[str]] | None
 
+SECRETS_KEPT = 16
+"""Keys of the last calls: one that was rotated away may be quoted by a call that is still out."""
+SECRET_CHARS_MIN = 8
+"""A key that is shorter, as a local server's "none", is no secret and may be any word."""
 KEY_OF_A_FUNCTION = "set on each request"
 """What the SDK is given for a key where a function returns it: never sent."""
 
@@ -115,8 +121,12 @@ class SdkProvider(ABC):
         call_s: float,
         clock: Clock | None,
         account: str | None,
+        context_tokens: Mapping[str, int] | None = None,
     ) -> None:
         self._name = name
+        self._context_tokens = checked_tokens(context_tokens)
+        self._secrets: deque[str] = deque(maxlen=SECRETS_KEPT)
+        """The keys of the last calls: what must be in no error's words."""
         self._account = account
         self._status_error = status_error
         self._first_event_s = first_event_s
@@ -141,6 +151,10 @@ class SdkProvider(ABC):
     def call_s(self) -> float:
         """Seconds for the whole call."""
         return self._call_s
+
+    def context_tokens(self, model: str) -> int | None:
+        """How many tokens a request to a model may have; None: unknown."""
+        return self._context_tokens.get(model)
 
     def credential(self, salt: str) -> str | None:
         """A fingerprint of the account's name, which stays when its key is rotated.
@@ -214,6 +228,7 @@ class SdkProvider(ABC):
         self, request: ModelRequest, on_delta: OnDelta, first: trio.CancelScope
     ) -> ModelReply:
         key = None if self._key is None else await self._current_key(self._key)
+        self._note_secret(str(self._client.api_key) if key is None else key)
         assembly = self._assembly(on_delta)
         headers = {} if key is None else self._key_header(key)
         async with self._response(request, headers) as response:
@@ -238,8 +253,8 @@ class SdkProvider(ABC):
                 provider=self._name,
                 status=response.status_code,
                 headers=response.headers.multi_items(),
-                body=event.data,
-                message=error.message,
+                body=self._scrubbed(event.data),
+                message=self._scrubbed(error.message),
                 received_at=self._clock.now_ms() / 1_000,
                 transport="sse",
                 retryable=error.retryable,
@@ -259,6 +274,17 @@ class SdkProvider(ABC):
 
     # -- what became of it --------------------------------------------------------------------
 
+    def _note_secret(self, key: str) -> None:
+        if len(key) >= SECRET_CHARS_MIN and key not in self._secrets:
+            self._secrets.append(key)
+
+    def _scrubbed(self, words: str) -> str:
+        """Words of a service or a library, without a key of this adapter: some quote what they were
+        sent, and what an error says is stored and logged."""
+        for secret in self._secrets:
+            words = words.replace(secret, "[key]")
+        return words
+
     def _translated(self, error: Exception) -> ProviderError | PermitError:
         # The SDK wraps what a transport raises before headers, so the cause is what happened.
         for cause in _causes(error):
@@ -267,7 +293,7 @@ class SdkProvider(ABC):
         if isinstance(error, self._status_error):
             return self._refused(error)
         if isinstance(error, UnreadableReplyError):
-            words = printable(str(error), chars_max=300)
+            words = printable(self._scrubbed(str(error)), chars_max=300)
             return ProviderError(
                 f"{self._name} sent a reply that cannot be used: {words}; none of it was taken; "
                 "ask the gate again",
@@ -275,7 +301,7 @@ class SdkProvider(ABC):
             )
         sent = not any(isinstance(cause, _UNSENT) for cause in _causes(error))
         *_, root = _causes(error)
-        words = f"{type(error).__name__}: {root or error}"
+        words = self._scrubbed(f"{type(error).__name__}: {root or error}")
         return ProviderError(
             f"the call to {self._name} failed ({printable(words, chars_max=300)}); "
             + ("whether it was processed is unknown" if sent else "nothing was sent")
@@ -286,7 +312,7 @@ class SdkProvider(ABC):
 
     def _refused(self, error: Any) -> ProviderError:
         response: httpx2.Response = error.response
-        body = response.text
+        body = self._scrubbed(response.text)
         self._note_usage(response, body)
         try:
             _kind, message = error_of(read_json(body))

@@ -24,6 +24,7 @@ from abeyance.storage.tables.blocks import Block, TextBlock, ThinkingBlock, Tool
 
 from ..core.clock import Clock, SystemClock
 from ..core.errors import AbeyanceError
+from ..providers.context_limit import checked_tokens
 from ..providers.credentials import fingerprint
 from ..providers.failures import refusal
 from ..providers.port import (
@@ -284,6 +285,7 @@ class ScriptedProvider:
         clock: Where stated waits are counted from.
         key: The credential it pretends to call with; providers of one key share an account.
         sessions: The conversations that it keeps; None is none yet, in this process.
+        context_tokens: How many tokens a request may have, by model.
     """
 
     def __init__(
@@ -294,7 +296,9 @@ class ScriptedProvider:
         clock: Clock | None = None,
         key: str | None = None,
         sessions: ScriptedSessions | None = None,
+        context_tokens: Mapping[str, int] | None = None,
     ) -> None:
+        self._context_tokens = checked_tokens(context_tokens)
         self._key = key
         self.sessions = ScriptedSessions() if sessions is None else sessions
         self.carries_injections = carries_injections
@@ -308,6 +312,10 @@ class ScriptedProvider:
         self._clock = clock or SystemClock()
         self._steps = None if callable(script) else list(script)
         self._choose = script if callable(script) else self._next
+
+    def context_tokens(self, model: str) -> int | None:
+        """How many tokens a request to a model may have; None: unknown."""
+        return self._context_tokens.get(model)
 
     def credential(self, salt: str) -> str | None:
         """The fingerprint of the `key` it was made with; None without one."""

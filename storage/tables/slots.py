@@ -174,13 +174,15 @@ class Wake(Record, frozen=True, kw_only=True):
 class Held(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What stops a held turn. The instant is read from the wait it names, never copied.
 
-    Of `cooldown` and `host` nothing else is stored: they are over with their process. Of `approval`
-    the rows of the calls that wait say until when; its tool gap is open, and it keeps the lease.
+    Of `cooldown` and `host` nothing else is stored: they are over with their process. So it is of
+    `context`: its request was too long, and it waits until the older part is summed up. Of
+    `approval` the rows of the calls that wait say until when; its tool gap is open, and it keeps
+    the lease.
     """
 
     agent: Name
     model: Name
-    cause: Literal["wait", "quota", "cooldown", "host", "approval"]
+    cause: Literal["wait", "quota", "cooldown", "host", "approval", "context"]
 
 
 class Head(Record, frozen=True, kw_only=True):
@@ -233,6 +235,8 @@ class Turn(Record, frozen=True, kw_only=True):
     prompt: Seq | None = None
     """The number of the system prompt (table `prompts`) that the requests of this compile carry.
     0: they carry none. None: it was not decided before a call could be made."""
+    outgrown: bool = False
+    """A request of its was too long for the model, and it was compiled anew for that once."""
     started_ms: Instant
     ended_ms: Instant | None = None
     given_back: bool = False

@@ -29,6 +29,8 @@ class Desk:
     agent = slot = "ana"
     model = "m"
 
+    too_long = False
+
     def __init__(self, *rows: tuple[str, tuple[Block, ...]]) -> None:
         self._rows = [
             TranscriptMessage(f"m{seq}", seq, seq, _author(role), role, blocks, 0)  # type: ignore[arg-type]
@@ -245,7 +247,7 @@ def test_parts_cover_a_prefix_in_order_and_never_split_a_pair(
         rows += talk(1, max(size, 8)) if kind == "turn" else calls(number, size)
     desk = Desk(*rows)
     strategy = CompactingContext(past_chars=4_000, keep_chars=keep, at_once_chars=at_once)
-    parts = strategy._parts(desk._rows, desk.coverable())
+    parts = strategy._parts(desk._rows, desk.coverable(), keep)
     covered = [row.seq for part in parts for row in part]
     assert covered == list(range(1, len(covered) + 1))
     left = sum(len(str(row.blocks)) for row in desk._rows[len(covered) :])
