@@ -241,8 +241,8 @@ class ContextKeeper(TrioActor):
             self._peek(desk.failed[0], error)
             return
         elif not isinstance(error, AdmissionClosedError | AgentEndedError | OwnershipLostError):
-            self._failed(error)
             self._shrunk(desk)
+            self._failed(error)
         else:
             self._shrunk(desk)
         self._go()
@@ -252,7 +252,8 @@ class ContextKeeper(TrioActor):
         kept.wanted = True
         kept.failures += 1
         pause_s = min(PAUSE_INITIAL_S * 2 ** min(kept.failures - 1, 10), PAUSE_MAX_S)
-        kept.not_before = trio.current_time() + pause_s
+        # A turn that waits for its own compaction does not wait for another's pause.
+        kept.not_before = trio.current_time() + pause_s if kept.shrink is None else 0.0
         _logger.warning(
             "context strategy %s of agent %r failed: %s; the slot stays as it is, and the strategy "
             "is asked again at the end of a turn, in %s s at the soonest",
@@ -316,6 +317,7 @@ class ContextKeeper(TrioActor):
             self._watch()
         elif failed is not None:
             self._failed(failed)
+            self._go()
         elif kept.deferral is not None:
             kept.deferral, kept.wanted = None, True
             if self._turn_comes_first():

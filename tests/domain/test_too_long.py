@@ -167,22 +167,29 @@ async def test_messages_that_come_while_a_summary_is_made_are_kept_and_answered(
 async def test_a_strategy_that_never_ends_keeps_its_turn_for_an_hour_at_most(
     world: World, virtual_time: MockClock
 ) -> None:
+    called: list[bool] = []
+
     class Never(ByHand):
         async def compact(self, desk: Any) -> None:
-            if desk.too_long:
-                await trio.sleep_forever()
+            called.append(desk.too_long)
+            await trio.sleep_forever()
 
     model = Narrow(100)
     async with world.open():
         ana, _ = await add(world, model, context=Never())
+        await ana.send("a")
+        await until(lambda: called == [False])
+        await trio.sleep(1_800)
         await ana.send(PAD)
         await until(lambda: world.state().state == "held")
         assert world.state().held.cause == "context"
         await trio.sleep(3_500)
         assert world.state().state == "held"
-        await trio.sleep(200)
+        assert called == [False, True], "its own time began behind what was under way"
+        held_s = trio.current_time()
         await ana.wait_idle()
         assert world.turns()[-1].failure == "context_too_long"
+        assert trio.current_time() - held_s < 101
 
 
 @pytest.mark.parametrize("actor", ["agent", "context"])
