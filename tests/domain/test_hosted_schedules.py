@@ -87,7 +87,7 @@ def test_errors_of_schedules_reach_the_hosts_thread(host: HostedRuntime) -> None
 def test_threaded_host_has_each_verb_of_schedules_with_its_defaults() -> None:
     verbs = {name for name in vars(ScheduleVerbs) if not name.startswith("_")}
     assert verbs == {name for name in vars(HostedScheduleVerbs) if not name.startswith("_")} - {
-        "usage"
+        "account_usage"
     }
     for name in verbs:
         here = inspect.signature(getattr(ScheduleVerbs, name)).parameters
