@@ -122,8 +122,9 @@ async def test_a_batch_is_sealed_after_the_callers_of_the_last_have_run_once() -
         async with trio.open_nursery() as nursery:
             for number in range(128):
                 nursery.start_soon(caller, f"c{number}")
-        # Eight rounds of callers are eight batches; sealed earlier, eleven and more.
-        assert len(store.batches) <= 9
+        # Eight rounds of callers are eight batches, and one or two more where a round is cut by the
+        # order of its tasks; sealed earlier, eleven at the least.
+        assert len(store.batches) <= 10
 
 
 async def test_replies_are_resumed_in_slices() -> None:
