@@ -57,7 +57,6 @@ class RunContext:
     def __init__(self, life: Life) -> None:
         self._life = life
         self._items = SessionItems(life)
-        self._next = 0
         self._stack: list[str] = []
         self._counts: list[Count] = []
         self._busy: str | None = None
@@ -267,7 +266,8 @@ class RunContext:
             if life.stopping:
                 await life.lay_down()
             life.make_busy()
-            ordinal, self._next = self._next, self._next + 1
+            ordinal = life.asked
+            life.asked += 1
             for each in self._counts:
                 each.begun += 1
             said = (each for each in reversed(self._counts) if each.total is not None)

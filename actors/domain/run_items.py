@@ -4,7 +4,8 @@ Invariants:
     I1  A function runs only after its item is recorded as started, and what it returned is given to
         the workflow only after it is recorded as done.
     I2  The k-th item a workflow asks for is the k-th that is recorded. Where another id stands
-        there nothing is executed, and the run waits for an operator.
+        there nothing is executed, and the run waits for an operator; so it does where a workflow
+        returns and did not ask for all of them.
     I3  An item that was started and not done when its life ended is in doubt; its policy decides:
         run it again, ask a reconcile function, or wait for an operator. A thread of this process
         that still runs for it is joined instead; an agent's turn always is.
@@ -149,6 +150,23 @@ class Items:
             return row, Ended(unpacked(known.result))
         except ValueError as error:
             await self._recover(f"what {item.path!r} returned cannot be read: {error}")
+
+    async def check_whole(self) -> None:
+        """Once the workflow has returned: that it asked for every item that is recorded (I2).
+
+        A checkpoint where it did not: the run waits for an operator, and this does not return.
+        """
+        life, asked = self._life, self._life.asked
+        try:
+            row = item_of(life.store, life.run, asked)
+        except UnreadableRecordError as error:
+            await self._recover(f"what was recorded of item {asked} cannot be read: {error}")
+        if row is not None:
+            known: RunItem = row.record
+            await self._recover(
+                f"item {asked} is recorded as {known.path!r} ({known.state}), and the workflow "
+                "returned without asking for it"
+            )
 
     async def _settle_doubt(
         self, item: Item, row: Row, function: Callable[[], Any], in_doubt: InDoubt

@@ -81,6 +81,8 @@ class Life:
         self.place = place
         self.left_to: str | None = None
         """The agent whose process is to execute the run, where this one gave it up for that."""
+        self.asked = 0
+        """How many items the workflow asked for."""
         self.sessions: list[str | None] = []
         """The handles of the providers' sessions that the workflow is inside of, outer first."""
         self.spender: Spender | None = None
@@ -110,6 +112,10 @@ class Life:
     def is_put_down(self) -> bool:
         """Whether this life was cut off and its run goes on in another."""
         return self.outcome is None and self.scope.cancel_called
+
+    def is_over(self) -> bool:
+        """Whether what the workflow comes to is no outcome of its run any more."""
+        return self.outcome is not None or self.is_put_down
 
     def check_goes_on(self) -> None:
         if self.outcome is not None:

@@ -15,6 +15,7 @@ from abeyance.storage.crashpoints import crashpoint, declare
 from .foreign import failure_of, told
 from .run_context import RunContext
 from .run_errors import InvalidRunError, RunEndedError, StepFailedError
+from .run_items import Items
 from .run_life import Life
 from .run_rows import bounded, pack_plain, unpacked
 from .run_walls import Where, suspend, wall_of
@@ -60,12 +61,16 @@ async def _execute(life: Life, workflow: Workflow, running: Callable[[], object]
     except BaseException as error:  # noqa: BLE001 - a workflow's failure is its run's state.
         await _failed(life, failure_of(error))
         return
+    if life.is_over():
+        # The workflow kept what cut it off to itself: what it returned is not its run's result.
+        return
+    await Items(life).check_whole()
     crashpoint("run.before_end")
     await _end(life, "completed", result=packed)
 
 
 async def _failed(life: Life, error: BaseException) -> None:
-    if life.outcome is not None or life.is_put_down or isinstance(error, RunEndedError):
+    if life.is_over() or isinstance(error, RunEndedError):
         return
     wall = None
     if not isinstance(error, StepFailedError | InvalidRunError):
