@@ -98,7 +98,7 @@ class WaitVerbs:
             pid, host = (0, "?") if process is None else (process.record.pid, process.record.host)
             raise AgentOwnedElsewhereError(
                 f"agent {agent!r} is owned by process {pid} on {host}, which lives; nothing was "
-                "released; release it through that process, as the command line does",
+                "released; only that process may: the command line asks it, where it answers",
                 agent=agent,
                 pid=pid,
                 host=host,

@@ -413,7 +413,7 @@ def _refuse_row(table: str, key: bytes, cause: str, *, ignorable: bool = False) 
         named = key
     raise UnreadableRecordError(
         f"row {named!r} of table {table} can't be trusted ({cause}); the row was not changed and "
-        "other rows stand; see 'abeyance check', restore or delete this row",
+        "other rows stand; see 'abeyance check', and restore this row from a copy",
         table=table,
         key=named,
         cause=cause,

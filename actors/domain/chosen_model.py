@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from abeyance.actors.providers.declaration import no_method
 from abeyance.actors.providers.port import Provider
 from abeyance.storage.store import Store
 from abeyance.storage.tables.agents import Chosen
@@ -107,6 +108,9 @@ class Providers:
             raise InvalidInputError("provider", "must declare carries_injections as True or False")
         if not callable(getattr(provider, "call", None)):
             raise InvalidInputError("provider", "must have an async function `call`")
+        wrong = no_method(provider)
+        if wrong is not None:
+            raise InvalidInputError("provider", f"must have `{wrong}` as a method, or not have it")
         self._by_name[name] = provider
 
     def find(self, name: str) -> Provider:

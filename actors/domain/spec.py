@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from abeyance.actors.providers.declaration import no_method
 from abeyance.actors.providers.port import Provider
 
 from .budgets import Budget, check_budgets
@@ -74,6 +75,9 @@ def check_spec(spec: object) -> TurnSettings:
         raise InvalidSpecError("provider.carries_injections", "must be declared as True or False")
     if not callable(getattr(spec.provider, "call", None)):
         raise InvalidSpecError("provider.call", "must be an async function")
+    wrong = no_method(spec.provider)
+    if wrong is not None:
+        raise InvalidSpecError(f"provider.{wrong}", "must be a method, or not there")
     if spec.system is not None and not callable(spec.system):
         problem = unfit(spec.system)
         if problem is not None:

@@ -27,7 +27,7 @@ from .targets import Target
 @shell.app.command()
 def status(directory: StateDir, as_json: AsJson = False) -> None:
     """Show a host's agents, what they do, and what they wait for."""
-    target = targets.open_target(directory)
+    target = targets.open_reading(directory)
     try:
         report = target.status()
     finally:
@@ -50,7 +50,7 @@ def waits(
     """List the provider waits in force, with their ends."""
     if agent is not None:
         check_name(agent, "agent")
-    target = targets.open_target(directory)
+    target = targets.open_reading(directory)
     try:
         found = target.waits(agent)
         if agent is not None and not found:
@@ -268,7 +268,7 @@ def edits(
 ) -> None:
     """List the edits of an agent's transcript that are kept, with the words that they replaced."""
     check_name(agent, "agent")
-    target = targets.open_target(directory)
+    target = targets.open_reading(directory)
     try:
         found = target.edits(agent)
     finally:

@@ -49,7 +49,7 @@ def approve(
         return
     if agent is not None:
         check_name(agent, "agent")
-    target = targets.open_target(directory)
+    target = targets.open_reading(directory)
     try:
         found = target.approvals(agent)
     finally:

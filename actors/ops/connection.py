@@ -81,9 +81,13 @@ class NoHostError(ControlError):
 
 
 class HostSilentError(ControlError):
-    """The host did not answer in time, or hung up. What became of the request is unknown."""
+    """The host did not answer in time, or hung up. What became of the request is unknown.
+
+    Attribute `pids`: of the hosts, where it is known.
+    """
 
     code = "host_silent"
+    pids: tuple[int, ...] = ()
 
 
 class HostForbiddenError(ControlError):
@@ -446,7 +450,8 @@ class HostClient:
         became = "what became of the request is unknown" if asked else "nothing was done"
         return HostSilentError(
             f"host process {self.at.pid} did not answer ({why}); {became}; "
-            f"{look_at(self.at.pid)}, then ask again"
+            f"{look_at(self.at.pid)}, then ask again",
+            pids=(self.at.pid,),
         )
 
 
@@ -476,7 +481,8 @@ def _connect(path: Path, pid: int, timeout_s: float) -> socket.socket:
     except (TimeoutError, BlockingIOError):
         connection.close()
         raise HostSilentError(
-            f"host process {pid} takes no connection; nothing was done; {look_at(pid)}"
+            f"host process {pid} takes no connection; nothing was done; {look_at(pid)}",
+            pids=(pid,),
         ) from None
     except OSError as error:
         connection.close()

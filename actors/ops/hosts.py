@@ -206,7 +206,8 @@ class Hosts:
             return next(iter(self._failures.values()))
         return HostSilentError(
             f"{self._silent_hosts()} did not answer: "
-            f"{'; '.join(str(self._failures[pid]) for pid in sorted(self._failures))}"
+            f"{'; '.join(str(self._failures[pid]) for pid in sorted(self._failures))}",
+            pids=tuple(sorted(self._failures)),
         )
 
     def _silent_hosts(self) -> str:

@@ -76,7 +76,8 @@ def _entries(
     check_page(before, limit)
     if replay is not None:
         check_number(replay, "id")
-    target = targets.open_target(directory)
+    opened = targets.open_target if replay is not None else targets.open_reading
+    target = opened(directory)
     try:
         if replay is not None:
             report = target.replay(kind, replay)
@@ -107,7 +108,7 @@ def alerts(
 ) -> None:
     """List what operators were told of, oldest first: long holds, unreadable records, parking."""
     check_after(after, limit)
-    target = targets.open_target(directory)
+    target = targets.open_reading(directory)
     try:
         found = target.alerts(after=after, limit=limit)
     finally:
@@ -133,7 +134,7 @@ def inbox(
 ) -> None:
     """List messages that were accepted and are in no transcript yet, and why they wait."""
     check_listing(agent, after, limit)
-    target = targets.open_target(directory)
+    target = targets.open_reading(directory)
     try:
         found = target.inbox(agent, after=after, limit=limit)
     finally:

@@ -137,8 +137,8 @@ def _shown(text: str, style: str = "") -> Text:
 def _headline(report: StatusReport, now_ms: int) -> Text:
     if report.open_pids:
         return Text(
-            f"No host serves a control socket here, but {_processes(report.open_pids)} the store "
-            "open; this is what the store holds.",
+            f"No host answers at a control socket here, but {_processes(report.open_pids)} the "
+            "store open; this is what the store holds.",
             style="bold",
         )
     if report.pid is None:

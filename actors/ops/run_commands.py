@@ -53,7 +53,7 @@ def runs(
         raise typer.BadParameter("a run is shown by itself, without options of the list")
     which = state if state is not None or every else OPEN
     check_run_listing(which, workflow, limit, after)
-    target = targets.open_target(directory)
+    target = targets.open_reading(directory)
     try:
         if run is not None:
             detail = target.run(run)

@@ -63,7 +63,7 @@ def schedules(
             )
         _act(directory, name, asked[0], as_json=as_json)
         return
-    target = targets.open_target(directory)
+    target = targets.open_reading(directory)
     try:
         report = target.schedules(name, before=before, limit=limit)
     finally:

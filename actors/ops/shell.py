@@ -58,8 +58,8 @@ def say_silent(pids: tuple[int, ...]) -> None:
     """Name the hosts that gave no answer, and end with the exit code that says so."""
     for pid in pids:
         say(
-            f"host process {pid} did not answer; what it runs is not shown; {look_at(pid)}, then "
-            "ask again"
+            f"host process {pid} did not answer; what it does at this moment is not shown; "
+            f"{look_at(pid)}, then ask again"
         )
     if pids:
         raise typer.Exit(FAILED)

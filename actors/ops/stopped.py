@@ -96,12 +96,16 @@ class StoppedStore(StoppedRuns, StoppedSchedules, StoppedApprovals):
     Args:
         directory: The state directory.
         writing: Whether `release` will be called. Otherwise the store is only looked at.
+        silent_pids: The hosts that run beside it and did not answer.
     Raises:
         StorageError: There is no store there, or it cannot be opened; nothing was changed.
     """
 
-    def __init__(self, directory: Path, *, writing: bool = False) -> None:
+    def __init__(
+        self, directory: Path, *, writing: bool = False, silent_pids: tuple[int, ...] = ()
+    ) -> None:
         self._directory = directory
+        self._silent_pids = silent_pids
         self._clock = _WallClock()
         self._store = LmdbStore.open(
             directory,
@@ -140,6 +144,7 @@ class StoppedStore(StoppedRuns, StoppedSchedules, StoppedApprovals):
             dead_letters=self._count("dead_letters"),
             quarantine=self._count("quarantine"),
             open_pids=self._open_pids(),
+            silent_pids=self._silent_pids,
             mode=self._mode(),
         )
 

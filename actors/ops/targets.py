@@ -16,10 +16,11 @@ from abeyance.actors.domain.archive_book import Kind
 from abeyance.actors.domain.run_acts import Decision
 from abeyance.actors.domain.schedule_acts import ScheduleVerb
 from abeyance.actors.domain.spent_reading import By
+from abeyance.storage.errors import StorageError
 
 from .approval_reports import ApprovalReport, DecisionReport
 from .client import ControlClient
-from .connection import NoHostError
+from .connection import HostSilentError, NoHostError
 from .reports import (
     AlertReport,
     CancelTurnReport,
@@ -40,6 +41,7 @@ from .reports import (
 from .requests import EVERY_MODEL
 from .run_reports import RunActReport, RunDetailReport, RunsReport
 from .schedule_reports import ScheduleActReport, SchedulesReport
+from .shell import say
 from .stopped import StoppedStore
 from .usage_reports import UsageReport
 
@@ -107,6 +109,25 @@ def open_target(directory: Path, *, writing: bool = False) -> Target:
         return ControlClient(directory)
     except NoHostError:
         return StoppedStore(directory, writing=writing)
+
+
+def open_reading(directory: Path) -> Target:
+    """As `open_target`, to look: where hosts are there and none answers, the store is read beside
+    them, and a line to standard error says so. A host that is stopped keeps nobody from reading.
+
+    Raises:
+        StorageError: As `open_target`.
+        HostSilentError: None answers, and the store cannot be read either.
+    """
+    try:
+        return open_target(directory)
+    except HostSilentError as error:
+        try:
+            store = StoppedStore(directory, silent_pids=error.pids)
+        except StorageError:
+            raise error from None
+        say(f"{error}; meanwhile, what the store holds is shown")
+        return store
 
 
 def reach_hosts(directory: Path) -> ControlClient:

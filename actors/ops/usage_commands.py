@@ -54,7 +54,7 @@ def usage(
 ) -> None:
     """Show what agents used: calls, tokens, and what they cost where the host knows prices."""
     Asked(agent, since, by, zone)
-    target = targets.open_target(directory)
+    target = targets.open_reading(directory)
     try:
         report = target.usage(agent, since, by=by, zone=zone)  # type: ignore[arg-type]
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Final, cast
 
 from ..core.errors import AbeyanceError
 from .port import Provider
@@ -15,6 +15,16 @@ class ProviderIncompleteError(AbeyanceError):
     code: ClassVar[str] = "provider_incomplete"
 
     field: str
+
+
+OPTIONAL: Final = ("credential", "context_tokens")
+"""Methods that a provider may have. One that is there and is none would be taken for not there."""
+
+
+def no_method(candidate: Any) -> str | None:
+    """The first of the optional methods that is there and cannot be called."""
+    members = ((name, getattr(candidate, name, None)) for name in OPTIONAL)
+    return next((name for name, it in members if it is not None and not callable(it)), None)
 
 
 def check_provider(candidate: Any) -> Provider:
@@ -34,12 +44,15 @@ def check_provider(candidate: Any) -> Provider:
             inspect.unwrap(getattr(function, "__func__", function))
         ):
             raise _incomplete(candidate, method, "it is an async function of every provider")
+    wrong = no_method(candidate)
+    if wrong is not None:
+        raise _incomplete(candidate, wrong, "as a method, or leave it out")
     return cast(Provider, candidate)
 
 
 def _incomplete(candidate: object, field: str, advice: str) -> ProviderIncompleteError:
     return ProviderIncompleteError(
-        f"{type(candidate).__name__} is no provider: {field} is missing; it was not registered; "
-        f"{advice}",
+        f"{type(candidate).__name__} is no provider: {field} is missing or of the wrong kind; it "
+        f"was not registered; {advice}",
         field=field,
     )

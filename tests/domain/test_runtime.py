@@ -56,6 +56,14 @@ class Uncallable:
     carries_injections = True
 
 
+class Named(ScriptedProvider):
+    credential = "sk-a-key"  # type: ignore[assignment]
+
+
+class Bounded(ScriptedProvider):
+    context_tokens = 200_000
+
+
 def spec(**fields: Any) -> AgentSpec:
     return AgentSpec(**{"name": "ana", "provider": provider(), "model": "m", **fields})
 
@@ -79,6 +87,8 @@ def bad_tool(**fields: Any) -> list[Tool]:
         (spec(model=None), "model"),
         (spec(provider=Undeclared()), "provider.carries_injections"),
         (spec(provider=Uncallable()), "provider.call"),
+        (spec(provider=Named([])), "provider.credential"),
+        (spec(provider=Bounded([])), "provider.context_tokens"),
         (spec(system=7), "system"),
         (spec(rounds_max=0), "rounds_max"),
         (spec(rounds_max=True), "rounds_max"),

@@ -257,7 +257,9 @@ async def test_a_malformed_choice_changes_nothing(
             await ana.set_model("m2", requester="")
         with pytest.raises(InvalidNameError):
             runtime.add_provider(wrong, ScriptedProvider([]))
-        for bad in (None, object(), 7):
+        named: Any = ScriptedProvider([])
+        named.credential = "sk-a-key"
+        for bad in (None, object(), 7, named):
             with pytest.raises(InvalidInputError, match="provider"):
                 runtime.add_provider("other", bad)  # type: ignore[arg-type]
         assert world.rows("agents", "ana")[0].chosen is None

@@ -185,6 +185,30 @@ def test_stopped_host_is_named_and_the_others_are_shown_and_steered(
     assert hosts[1].ends_with() == "hello|here I am"
 
 
+def test_listings_of_a_lone_host_that_is_stopped_are_read_from_its_store(
+    state: Path, hosts: tuple[Host, Host], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(targets, "ControlClient", lambda path: ControlClient(path, timeout_s=0.5))
+    hosts[0].kill()
+    stopped = hosts[1].pid
+    stop_between_commits(stopped, state)
+    code, status, said = run("status", str(state))
+    assert (code, status["silent_pids"], status["open_pids"]) == (1, [stopped], [stopped])
+    assert sorted(wait["agent"] for wait in status["waits"]) == ["ana", "bo"]
+    assert f"host process {stopped} did not answer" in said
+    code, found, said = run("waits", str(state), "--agent", "bo")
+    assert (code, [wait["agent"] for wait in found["waits"]]) == (0, ["bo"])
+    assert f"`kill -CONT {stopped}`" in said
+    assert "what the store holds is shown" in said
+    for listing in ("inbox", "alerts", "dead-letters", "runs", "schedules", "approve", "usage"):
+        code, _, said = run(listing, str(state))
+        assert code == 0
+        assert "what the store holds is shown" in said
+    code, refused, said = run("release", str(state), "bo")
+    assert (code, refused["error"]["code"]) == (1, "host_silent")
+    assert "nothing was done" in said
+
+
 # -- two hosts that say what a test wants ---------------------------------------------------------
 
 

@@ -34,6 +34,14 @@ class Unclosable(Whole):
     aclose = None  # type: ignore[assignment]
 
 
+class Named(Whole):
+    credential = "sk-a-key"
+
+
+class Bounded(Whole):
+    context_tokens = 200_000
+
+
 def test_a_whole_provider_is_returned_as_it_is():
     for provider in (Whole(), ScriptedProvider([])):
         assert check_provider(provider) is provider
@@ -48,6 +56,8 @@ def test_a_whole_provider_is_returned_as_it_is():
         (Truthy(), "carries_injections"),
         (Sync(), "call"),
         (Unclosable(), "aclose"),
+        (Named(), "credential"),
+        (Bounded(), "context_tokens"),
     ],
 )
 def test_an_incomplete_provider_is_refused_by_the_field_it_lacks(candidate: object, field: str):
