@@ -124,14 +124,15 @@ class Api:
     async def _metrics(self, _request: Request) -> Response:
         if self._scrape is None:
             try:
-                from .scrape import scrape_of
+                from ..metrics import RuntimeCollector, exposition
             except ModuleNotFoundError:
                 raise HttpRefusedError(
                     501,
                     "metrics_not_installed",
                     "the host has no metrics library; nothing was done; install abeyance[metrics]",
                 ) from None
-            self._scrape = scrape_of(self._runtime)
+            runtime: Any = self._runtime
+            self._scrape = partial(exposition, RuntimeCollector(runtime))
         text = await trio.to_thread.run_sync(self._scrape, limiter=self._scrapes)
         kind = "text/plain; version=0.0.4; charset=utf-8"
         return Response(text, media_type=kind, headers=HEADERS)
