@@ -152,4 +152,13 @@ class FallbackChain:
 
     def _is_out(self, choice: ModelChoice, now_ms: int) -> bool:
         fact = self._exhausted.get(choice)
-        return fact is not None and (fact.retry_at_ms is None or fact.retry_at_ms > now_ms)
+        if fact is None or self._none_exists:
+            return False
+        return fact.retry_at_ms is None or fact.retry_at_ms > now_ms
+
+    @property
+    def _none_exists(self) -> bool:
+        """Whether every model is missing. No time brings one back: they are asked again, so that
+        who calls is told what is wrong, and does not wait."""
+        facts = self.exhausted
+        return len(facts) == len(self.choices) and all(fact.missing for fact in facts)

@@ -165,8 +165,12 @@ async def test_model_that_does_not_exist_is_passed_over_and_gives_no_time() -> N
     assert caught.value.retry_at_ms == NOW + HOUR
     assert [each.missing for each in caught.value.exhausted] == [True, False]
     # Configuration, and no window at all where there is nothing else.
-    with pytest.raises(ProviderError, match="no such model"):
-        await Models(opus=missing).through(FallbackChain([OPUS]))
+    lone = FallbackChain([OPUS])
+    for _ in range(2):
+        with pytest.raises(ProviderError, match="no such model"):
+            await Models(opus=missing).through(lone)
+    assert lone.pick(NOW) == OPUS
+    assert await Models().through(FallbackChain([OPUS], exhausted=lone.exhausted))
 
 
 async def test_chain_raises_what_is_not_about_capacity_and_tries_nothing_else() -> None:
