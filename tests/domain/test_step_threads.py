@@ -155,7 +155,9 @@ async def test_thread_that_its_workflow_gave_up_is_joined_when_the_item_is_asked
     async def given_up(run: RunContext, params: Any) -> Any:
         begun.append(1)
         if len(begun) > 1:
-            return await run.do("act", body)
+            done = await run.do("act", body)
+            await run.do("wall", nothing)
+            return done
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(cut, scope)
@@ -168,6 +170,9 @@ async def test_thread_that_its_workflow_gave_up_is_joined_when_the_item_is_asked
 
     async def raises() -> None:
         raise wall(world.clock.now_ms() + HOUR)
+
+    async def nothing() -> None:
+        pass
 
     async with world.open() as runtime:
         runtime.add_workflow("one", given_up)
