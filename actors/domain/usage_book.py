@@ -27,12 +27,7 @@ from abeyance.actors.core.clock import Clock
 from abeyance.actors.core.errors import AbeyanceError
 from abeyance.actors.providers.port import Permit
 from abeyance.actors.providers.stated import WaitScope
-from abeyance.actors.providers.windows import (
-    FULL_PERCENT,
-    UsageReading,
-    UsageWindow,
-    latest_reset_of_full,
-)
+from abeyance.actors.providers.windows import UsageReading, UsageWindow, last_of_full
 from abeyance.storage.codec import encode
 from abeyance.storage.errors import StorageError
 from abeyance.storage.store import Delete, Guard, Put, Refused, Request, Row, Store
@@ -79,21 +74,16 @@ class UsageBook:
         """Until when an account is known to have nothing left for a model.
 
         None where a window has room, is full with no known end, has begun anew, or nothing is known
-        of it. A full window stays full until it begins anew, however old the reading.
+        of it. A full window stays full until it begins anew, however old the reading. Beside one
+        that is full with no known end, this is the instant before which no call goes through.
         """
         reading, now_ms = self.reading(credential), self._clock.now_ms()
         if reading is None or reading.read_ms > now_ms + AHEAD_MS:
             return None
-        windows = [each for each in reading.windows if each.concerns(model)]
-        until_ms = latest_reset_of_full(windows, now_ms)
-        if until_ms is None:
+        last = last_of_full((each for each in reading.windows if each.concerns(model)), now_ms)
+        if last is None or last.resets_ms is None:
             return None
-        name = next(
-            each.name
-            for each in windows
-            if each.resets_ms == until_ms and (each.used_percent or 0.0) >= FULL_PERCENT
-        )
-        return Spent(name, until_ms)
+        return Spent(last.name, last.resets_ms)
 
     # -- taking ------------------------------------------------------------------------------
 

@@ -6,8 +6,11 @@ it asks for. An exhausted quota reopens in hours, or when somebody pays.
 Invariants:
     I1  Exhausted with no known end is a state of its own: `retry_at_ms` is None, never a guess and
         never "not exhausted".
-    I2  Until when is taken from the account's own usage windows; where they do not tell, from what
-        the error states in a field; then from its words; then it is unknown.
+    I2  Until when is taken from the account's own usage windows that are used up; where none is,
+        from what the error states in a field; then from the most used window; then from the error's
+        words; then it is unknown. A field of the error is never shortened by a window: the reading
+        is older than the refusal. A used up window that nobody knows the end of leaves it unknown,
+        unless the error states an instant behind every end that is known.
     I3  The fact survives exception groups, causes and pickling.
     I4  A failure is about capacity where it is so itself, by the cause it was raised from, or in
         every member of its group. What merely was being handled as it was raised, and what failed
@@ -16,8 +19,8 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import ClassVar, Final, Literal, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -28,7 +31,7 @@ from .failures import understood_alone
 from .instants import render_instant
 from .port import HeldError
 from .stated import StatedWait, WaitEnds, WaitKind
-from .windows import FULL_PERCENT, UsageReading, UsageWindow, latest_reset_of_full, most_used
+from .windows import UsageReading, UsageWindow, last_of_full, most_used_of
 
 READING_MS_MAX = 1_800_000
 """A reading that is older counts as none: usage moves with every call."""
@@ -176,27 +179,32 @@ def _exhaustion(
     stated = refused.stated
     if stated is None or stated.kind is not WaitKind.QUOTA_EXHAUSTED:
         return None
-    window = _constraining(reading, model, credential, now_ms)
-    if window is not None:
-        return Exhaustion(
-            provider=provider,
-            model=model,
-            window=window.name,
-            retry_at_ms=window.resets_ms,
-            told_by="windows",
-        )
+    end = _end(stated, _windows(reading, model, credential, now_ms), now_ms)
+    return Exhaustion(provider=provider, model=model, **end._asdict())
+
+
+class _End(NamedTuple):
+    """Until when a model is out, of which window, and what told so."""
+
+    window: str | None
+    retry_at_ms: int | None
+    told_by: Literal["windows", "error", "words"] | None
+
+
+def _end(stated: StatedWait, windows: Sequence[UsageWindow], now_ms: int) -> _End:
+    """Until when a wall stands, by the account's windows and by what its error states."""
     at_ms = _stated_end(stated, now_ms)
-    return Exhaustion(
-        provider=provider,
-        model=model,
-        window=stated.window,
-        retry_at_ms=at_ms,
-        told_by=None
-        if at_ms is None
-        else "words"
-        if (stated.source or "").startswith("text:")
-        else "error",
-    )
+    worded = (stated.source or "").startswith("text:")
+    told = _End(stated.window, at_ms, None if at_ms is None else "words" if worded else "error")
+    last = last_of_full(windows, now_ms)
+    is_behind = at_ms is not None and (last is None or at_ms > (last.resets_ms or 0))
+    endless = next((each for each in windows if each.is_full and each.resets_ms is None), None)
+    if endless is not None:
+        return told if is_behind else _End(endless.name, None, None)
+    if told.told_by == "error" and is_behind:
+        return told
+    window = last or most_used_of(windows, now_ms)
+    return told if window is None else _End(window.name, window.resets_ms, "windows")
 
 
 def still_to_come(at_ms: int | None, now_ms: int) -> int | None:
@@ -245,24 +253,13 @@ def capacity_error_of(error: BaseException) -> CapacityExhaustedError | None:
     )
 
 
-def _constraining(
+def _windows(
     reading: UsageReading | None, model: str, credential: str | None, now_ms: int
-) -> UsageWindow | None:
-    """The window whose reset is when calls go through again, by the account's own reading."""
+) -> list[UsageWindow]:
+    """The windows that calls to a model use up, by the account's own reading of late."""
     if reading is None or abs(now_ms - reading.read_ms) > READING_MS_MAX:
-        return None
-    windows = [each for each in reading.of_account(credential) if each.concerns(model)]
-    reset = latest_reset_of_full(windows, now_ms)
-    if reset is not None:
-        return next(
-            each
-            for each in windows
-            if each.resets_ms == reset and (each.used_percent or 0.0) >= FULL_PERCENT
-        )
-    window = most_used(windows)
-    if window is None or window.resets_ms is None or window.resets_ms <= now_ms:
-        return None
-    return window
+        return []
+    return [each for each in reading.of_account(credential) if each.concerns(model)]
 
 
 def _stated_end(stated: StatedWait, now_ms: int) -> int | None:

@@ -44,6 +44,10 @@ class UsageWindow(msgspec.Struct, frozen=True, kw_only=True):
         """Whether calls to a model use it up: a model's own window only that model's do."""
         return self.scope is not WaitScope.MODEL or self.name.rpartition("_")[2] in model.lower()
 
+    @property
+    def is_full(self) -> bool:
+        return self.used_percent is not None and self.used_percent >= FULL_PERCENT
+
 
 class UsageReading(msgspec.Struct, frozen=True, kw_only=True):
     """The windows of one response, as they were at `read_ms`.
@@ -61,41 +65,27 @@ class UsageReading(msgspec.Struct, frozen=True, kw_only=True):
         return self.windows if credential is not None and credential == self.credential else ()
 
 
-def latest_reset_of_full(windows: Iterable[UsageWindow], now_ms: int) -> int | None:
-    """When the last of the windows that are used up starts anew: only then do all let a call by.
+def last_of_full(windows: Iterable[UsageWindow], now_ms: int) -> UsageWindow | None:
+    """Of the windows that are used up the one that begins anew last: no call goes through before.
 
     None where none is full, or no full one has a reset that is still to come.
     """
-    return max(
-        (
-            reset
-            for window in windows
-            if window.used_percent is not None
-            and window.used_percent >= FULL_PERCENT
-            and (reset := _to_come(window, now_ms)) is not None
-        ),
-        default=None,
+    known = (
+        each
+        for each in windows
+        if each.is_full and each.resets_ms is not None and each.resets_ms > now_ms
     )
+    return max(known, key=lambda window: window.resets_ms or 0, default=None)
 
 
-def reset_of_most_used(windows: Iterable[UsageWindow], now_ms: int) -> int | None:
-    """When the most used window starts anew, for a wall that something else tells of.
+def most_used_of(windows: Iterable[UsageWindow], now_ms: int) -> UsageWindow | None:
+    """The window that leaves least, for a wall that something else tells of; the first of equals.
 
-    At the instant of the wall a status may still read 99.6. None where the most used window has no
-    reset that is still to come: the next one's would be a guess.
+    At the instant of the wall a status may still read 99.6. None where no share is known, or that
+    window has no reset that is still to come: the next one's would be a guess.
     """
-    known = [window for window in windows if window.used_percent is not None]
-    if not known:
+    known = (window for window in windows if window.used_percent is not None)
+    window = max(known, key=lambda window: window.used_percent or 0.0, default=None)
+    if window is None or window.resets_ms is None or window.resets_ms <= now_ms:
         return None
-    return _to_come(max(known, key=lambda window: window.used_percent or 0.0), now_ms)
-
-
-def most_used(windows: Iterable[UsageWindow]) -> UsageWindow | None:
-    """The window that leaves least, the first of equals; None where no share is known."""
-    known = [window for window in windows if window.used_percent is not None]
-    return max(known, key=lambda window: window.used_percent or 0.0, default=None)
-
-
-def _to_come(window: UsageWindow, now_ms: int) -> int | None:
-    reset = window.resets_ms
-    return reset if reset is not None and reset > now_ms else None
+    return window

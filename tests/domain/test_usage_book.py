@@ -202,6 +202,18 @@ async def test_accounts_are_bounded_and_the_one_read_longest_ago_makes_room(
         assert [key for key, _ in runtime._store.scan("usage")] == [("a",), ("b",), ("c",)]
 
 
+async def test_account_is_known_to_be_out_until_the_last_end_that_is_known(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open() as runtime:
+        book, now = runtime._usage, world.clock.now_ms()
+        permit = Permit(1, "ana", "m", "turn")
+        full = (window(100.0, now + HOUR), window(100.0, None), window(100.0, now + 2 * HOUR))
+        permit.reading = UsageReading(windows=full, read_ms=now)
+        book.take("c", permit)
+        assert book.spent("c", "m") == (FULL, now + 2 * HOUR), "no call goes through before"
+
+
 async def test_reading_that_a_full_disk_refuses_counts_here_and_is_offered_with_the_next(
     world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

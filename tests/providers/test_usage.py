@@ -27,7 +27,7 @@ from abeyance.actors.providers import (
     read_usage,
 )
 from abeyance.actors.providers.failures import refusal
-from abeyance.actors.providers.windows import latest_reset_of_full, most_used, reset_of_most_used
+from abeyance.actors.providers.windows import last_of_full, most_used_of
 
 NOW_S = 1_791_374_400
 NOW = NOW_S * 1_000
@@ -252,8 +252,8 @@ def test_windows_with_and_without_a_reset_survive_the_way_to_another_process(for
 @pytest.mark.behaviour("S-011")
 def test_wall_at_99_6_percent_ends_with_the_most_used_window() -> None:
     given = windows(("five_hour", 99.6, NOW + 2 * HOUR), ("seven_day", 31.0, NOW + 99 * HOUR))
-    assert latest_reset_of_full(given, NOW) is None
-    assert reset_of_most_used(given, NOW) == NOW + 2 * HOUR
+    assert last_of_full(given, NOW) is None
+    assert most_used_of(given, NOW) == given[0]
     told = exhaustion_of(
         quota(ends=WaitEnds.UNKNOWN),
         provider="anthropic",
@@ -273,7 +273,7 @@ def test_wall_at_99_6_percent_ends_with_the_most_used_window() -> None:
 @pytest.mark.behaviour("S-011")
 def test_of_several_full_windows_of_a_model_the_latest_reset_counts() -> None:
     given = windows(("five_hour", 100.0, NOW + HOUR), ("seven_day", 101.0, NOW + 9 * HOUR))
-    assert latest_reset_of_full(given, NOW) == NOW + 9 * HOUR
+    assert last_of_full(given, NOW) == given[1]
 
 
 @pytest.mark.behaviour("S-012")
@@ -290,8 +290,8 @@ def test_of_several_full_windows_of_a_model_the_latest_reset_counts() -> None:
     ids=["past", "this instant", "none", "past and none", "another's would be a guess", "nothing"],
 )
 def test_reset_that_passed_or_is_missing_is_no_time_to_go_on_at(given: Any) -> None:
-    assert latest_reset_of_full(given, NOW) is None
-    assert reset_of_most_used(given, NOW) is None
+    assert last_of_full(given, NOW) is None
+    assert most_used_of(given, NOW) is None
 
 
 def test_window_of_one_model_does_not_hold_another() -> None:
@@ -316,7 +316,7 @@ def test_window_of_one_model_does_not_hold_another() -> None:
 
 
 def test_most_used_window_is_none_where_no_share_is_known() -> None:
-    assert most_used(windows(("five_hour", None, NOW))) is None
+    assert most_used_of(windows(("five_hour", None, NOW + HOUR)), NOW) is None
 
 
 def told(error: BaseException, **options: Any) -> Exhaustion | None:
@@ -342,6 +342,87 @@ def test_reset_is_taken_from_windows_then_from_fields_then_from_words_and_is_the
         (NOW + 5 * HOUR, "words"),
         (None, None),
     ]
+
+
+FULL_5H = ("five_hour", 100.0, NOW + 2 * HOUR)
+USED_5H = ("five_hour", 99.6, NOW + 2 * HOUR)
+ENDLESS = ("seven_day", 100.0, None)
+FIELD, WORDS = "body:resets_at", "text:resets 5pm"
+
+
+@pytest.mark.behaviour("S-004", "X-007")
+@pytest.mark.parametrize(
+    ("source", "stated_ms", "given", "ends"),
+    [
+        (FIELD, 72 * HOUR, [("five_hour", 40.0, NOW + HOUR)], (72 * HOUR, "error")),
+        (FIELD, 72 * HOUR, [USED_5H], (72 * HOUR, "error")),
+        (FIELD, 72 * HOUR, [FULL_5H], (72 * HOUR, "error")),
+        (FIELD, HOUR, [("seven_day", 40.0, NOW + 99 * HOUR)], (HOUR, "error")),
+        (FIELD, HOUR, [FULL_5H], (2 * HOUR, "windows")),
+        (WORDS, HOUR, [FULL_5H], (2 * HOUR, "windows")),
+        (WORDS, 3 * HOUR, [FULL_5H], (2 * HOUR, "windows")),
+        (WORDS, HOUR, [USED_5H], (2 * HOUR, "windows")),
+        (WORDS, 3 * HOUR, [USED_5H], (2 * HOUR, "windows")),
+    ],
+    ids=[
+        "field behind a window with room",
+        "field behind one at 99.6",
+        "field behind a full one",
+        "field before the end of one with room",
+        "field before the end of a full one",
+        "words before the end of a full one",
+        "words behind it",
+        "words before the end of one at 99.6",
+        "words behind that",
+    ],
+)
+def test_no_window_shortens_what_a_refusal_states_and_only_a_full_one_lengthens_it(
+    source: str, stated_ms: int, given: Any, ends: tuple[int, str]
+) -> None:
+    reading = UsageReading(windows=windows(*given), read_ms=NOW - HOUR // 3, credential="c")
+    fact = told(
+        quota(ends=WaitEnds.UNTIL, deadline_ms=NOW + stated_ms, source=source),
+        reading=reading,
+        credential="c",
+    )
+    assert fact is not None
+    assert (fact.retry_at_ms, fact.told_by) == (NOW + ends[0], ends[1])
+
+
+@pytest.mark.behaviour("S-010")
+@pytest.mark.parametrize(
+    ("source", "stated_ms", "given", "ends"),
+    [
+        (None, None, [FULL_5H, ENDLESS], (None, None, "seven_day")),
+        (None, None, [ENDLESS, FULL_5H], (None, None, "seven_day")),
+        (FIELD, HOUR, [FULL_5H, ENDLESS], (None, None, "seven_day")),
+        (WORDS, 2 * HOUR, [FULL_5H, ENDLESS], (None, None, "seven_day")),
+        (FIELD, 72 * HOUR, [FULL_5H, ENDLESS], (72 * HOUR, "error", None)),
+        (WORDS, 72 * HOUR, [FULL_5H, ENDLESS], (72 * HOUR, "words", None)),
+        (FIELD, HOUR, [ENDLESS], (HOUR, "error", None)),
+    ],
+    ids=[
+        "nothing stated",
+        "the other way round",
+        "stated before the known end",
+        "words of the known end",
+        "field behind the known end",
+        "words behind it",
+        "no end is known",
+    ],
+)
+def test_full_window_without_an_end_leaves_it_unknown_unless_more_is_stated(
+    source: str | None, stated_ms: int | None, given: Any, ends: tuple[Any, Any, Any]
+) -> None:
+    wait: dict[str, Any] = {"ends": WaitEnds.UNKNOWN}
+    if stated_ms is not None:
+        wait = {"ends": WaitEnds.UNTIL, "deadline_ms": NOW + stated_ms, "source": source}
+    reading = UsageReading(windows=windows(*given), read_ms=NOW, credential="c")
+    fact = told(quota(**wait), reading=reading, credential="c")
+    assert fact is not None
+    at_ms, by, window = ends
+    assert (fact.retry_at_ms, fact.told_by) == (None if at_ms is None else NOW + at_ms, by)
+    assert fact.window == window
 
 
 @pytest.mark.behaviour("S-005")
