@@ -223,6 +223,7 @@ class RunAgents:
                 reason=known.reason,
                 deadline_ms=known.deadline_ms,
                 provider=name_of(settings.provider),
+                window=known.window,
                 now_ms=now_ms,
             )
 

@@ -155,6 +155,7 @@ class Auxiliary:
                 reason=admission.reason,
                 deadline_ms=admission.deadline_ms,
                 provider=name_of(self._settings.provider),
+                window=admission.window,
                 now_ms=self._clock.now_ms(),
             )
         permit: Permit = admission
@@ -200,7 +201,9 @@ class Auxiliary:
             except ActorDeadError:
                 await self._record(settlement)
         await self._store_spent()
-        return verdict.failure.error
+        failed = verdict.failure.error
+        failed.reading = None if self._usage is None else self._usage.newest()
+        return failed
 
     def _settlement(self, permit: Permit, error: BaseException) -> tuple[Settle, Verdict]:
         verdict = judge(

@@ -272,6 +272,7 @@ class CallDeferredError(ProviderError, HeldError):
         deadline_ms: int | None,
         now_ms: int,
         provider: str | None = None,
+        window: str | None = None,
     ) -> None:
         left_ms = None if deadline_ms is None else max(0, deadline_ms - now_ms)
         ends = "until it is released" if left_ms is None else f"for another {left_ms} ms"
@@ -284,6 +285,7 @@ class CallDeferredError(ProviderError, HeldError):
             said=reason,
         )
         self.agent, self.model, self.cause, self.provider = agent, model, cause, provider
+        self.window = window
         self.deadline_ms, self.retry_after_ms = deadline_ms, left_ms
 
 

@@ -18,9 +18,11 @@ from typing import TypeVar
 import msgspec
 
 from abeyance.actors.providers.capacity import (
+    NO_INSTANT,
     CapacityExhaustedError,
     Exhaustion,
     exhaustion_of,
+    is_instant,
 )
 from abeyance.actors.providers.windows import UsageReading
 from abeyance.storage.tables.fields import Name
@@ -54,7 +56,8 @@ class FallbackChain:
             choices: 1 to 16 different ones, in the order they are to be tried.
             exhausted: What an earlier chain remembered. Of other models it is ignored.
         Raises:
-            InvalidInputError: There is none, too many, one twice, or a malformed name.
+            InvalidInputError: There is none, too many, one twice, or a malformed name; or what is
+                remembered of a model has no instant.
         """
         if not 1 <= len(choices) <= CHOICES_MAX:
             raise InvalidInputError("choices", f"1 to {CHOICES_MAX} models make a chain")
@@ -65,8 +68,11 @@ class FallbackChain:
                 raise InvalidInputError(f"choices[{place}]", "is in the chain already")
         self.choices = tuple(choices)
         self._exhausted: dict[ModelChoice, Exhaustion] = {}
-        for fact in exhausted:
-            self.remember(fact)
+        for place, fact in enumerate(exhausted):
+            try:
+                self.remember(fact)
+            except InvalidInputError as problem:
+                raise problem.within(f"exhausted[{place}]") from None
 
     @property
     def exhausted(self) -> tuple[Exhaustion, ...]:
@@ -89,7 +95,13 @@ class FallbackChain:
         raise CapacityExhaustedError(self.exhausted)
 
     def remember(self, fact: Exhaustion) -> None:
-        """Pass a model over until its instant; for one of another chain nothing happens."""
+        """Pass a model over until its instant; for one of another chain nothing happens.
+
+        Raises:
+            InvalidInputError: Its `retry_at_ms` is no instant; nothing was remembered.
+        """
+        if not is_instant(fact.retry_at_ms):
+            raise InvalidInputError("retry_at_ms", NO_INSTANT)
         choice = ModelChoice(fact.provider, fact.model)
         if choice in self.choices:
             self._exhausted[choice] = fact

@@ -152,8 +152,8 @@ def _wall(error: BaseException, life: Life, common: dict[str, Any]) -> Suspensio
     """What one error says, by itself."""
     now_ms = life.clock.now_ms()
     if isinstance(error, CapacityExhaustedError):
-        first = error.first
-        at_ms = still_to_come(error.retry_at_ms, now_ms)
+        first = error.next(now_ms)
+        at_ms, common = _until(first.retry_at_ms, now_ms, common)
         return Suspension(
             provider=named(first.provider),
             model=named(first.model),
@@ -166,19 +166,49 @@ def _wall(error: BaseException, life: Life, common: dict[str, Any]) -> Suspensio
         )
     if isinstance(error, HeldError):
         # Stated to the millisecond, and the gate asks again: no boundary to stay clear of.
-        at_ms = still_to_come(error.deadline_ms, now_ms)
-        buffer_ms = life.buffer_ms if error.cause == "quota" else 0
-        return Suspension(
-            provider=named(error.provider),
-            model=named(error.model),
-            retry_at_ms=at_ms,
-            resume_after_ms=resume_after(at_ms, buffer_ms),
-            told_by=None if at_ms is None else "wait",
-            code=error.code,
-            **common,
-        )
+        return _held(error, life, common)
     refused = understood_alone(error, received_at=now_ms / 1_000)
     return None if refused is None else _refused(refused, life, now_ms, common)
+
+
+def _held(error: HeldError, life: Life, common: dict[str, Any]) -> Suspension:
+    """What the hold of a model says; of a quota without an end what the account's windows say."""
+    now_ms = life.clock.now_ms()
+    # Stated to the millisecond, and the gate asks again: no boundary to stay clear of.
+    at_ms, common = _until(error.deadline_ms, now_ms, common)
+    buffer_ms = life.buffer_ms if error.cause == "quota" else 0
+    waits = Suspension(
+        provider=named(error.provider),
+        model=named(error.model),
+        window=named(error.window),
+        retry_at_ms=at_ms,
+        resume_after_ms=resume_after(at_ms, buffer_ms),
+        told_by=None if at_ms is None else "wait",
+        code=error.code,
+        **common,
+    )
+    fact = exhaustion_of(error, provider="provider", model=error.model, now_ms=now_ms)
+    if at_ms is not None or fact is None or fact.retry_at_ms is None:
+        return waits
+    return replace(
+        waits,
+        window=named(fact.window),
+        retry_at_ms=fact.retry_at_ms,
+        resume_after_ms=resume_after(fact.retry_at_ms, buffer_ms),
+        told_by=fact.told_by,
+    )
+
+
+def _until(
+    stated_ms: float | None, now_ms: int, common: dict[str, Any]
+) -> tuple[int | None, dict[str, Any]]:
+    """An instant to go on at, and the record's words: what a failure states to no avail is said to
+    be so in front of it."""
+    at_ms = still_to_come(stated_ms, now_ms)
+    if stated_ms is None or at_ms is not None:
+        return at_ms, common
+    why = "what it states of when had passed, or is no instant, so nobody knows until when"
+    return None, {**common, "failure": bounded(f"{why}: {common['failure']}")}
 
 
 def _refused(
@@ -191,11 +221,15 @@ def _refused(
         "model": named(refused.model),
         "code": named(refused.code),
     }
-    fact = exhaustion_of(refused, provider="provider", model="model", now_ms=now_ms)
+    model = refused.model or "model"
+    fact = exhaustion_of(refused, provider="provider", model=model, now_ms=now_ms)
     if fact is None:
         return _stated(refused, now_ms, common)
     if fact.missing:
         return None
+    stated_ms = None if refused.stated is None else refused.stated.deadline_ms
+    if fact.retry_at_ms is None:
+        _none, common = _until(stated_ms, now_ms, common)
     return Suspension(
         window=named(fact.window),
         retry_at_ms=fact.retry_at_ms,

@@ -194,6 +194,10 @@ class AccountUsage(NamedTuple):
     book: UsageBook
     credential: str | None
 
+    def newest(self) -> UsageReading | None:
+        """The account's newest reading. As `UsageBook.reading`."""
+        return None if self.credential is None else self.book.reading(self.credential)
+
     def take(self, permit: Permit, *, joins: bool = False) -> None:
         """Keep what a call's responses told. As `UsageBook.take`."""
         self.book.take(self.credential, permit, joins=joins)

@@ -59,6 +59,8 @@ class Deferral(NamedTuple):
     deadline_ms: int | None
     reason: str
     cause: HoldCause
+    window: str | None = None
+    """Of the account, where that is what is used up."""
 
 
 class WaitAct:

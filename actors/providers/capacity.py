@@ -19,13 +19,14 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from abeyance.actors.core.errors import AbeyanceError
-from abeyance.storage.tables.fields import Instant, Name
+from abeyance.storage.tables.fields import INSTANT_MS_MAX, Instant, Name
 
 from .failures import understood_alone
 from .instants import render_instant
@@ -35,6 +36,10 @@ from .windows import UsageReading, UsageWindow, last_of_full, most_used_of
 
 READING_MS_MAX = 1_800_000
 """A reading that is older counts as none: usage moves with every call."""
+NO_INSTANT: Final = (
+    f"must be a whole number of epoch milliseconds from 0 to {INSTANT_MS_MAX:,}, or None where "
+    "nobody knows until when"
+)
 _ERRORS_MAX = 200
 _DEPTH_MAX = 20
 HELD_FOR_CAPACITY: Final = frozenset({"wait", "quota", "account"})
@@ -74,6 +79,12 @@ class CapacityExhaustedError(AbeyanceError):
     retryable_now: ClassVar[bool] = False
 
     def __init__(self, exhausted: tuple[Exhaustion, ...]) -> None:
+        """Say which models are out.
+
+        Raises:
+            TypeError, ValueError: `exhausted` names none, or one of them is malformed.
+        """
+        exhausted = _checked(exhausted)
         retry_at_ms = min(
             (each.retry_at_ms for each in exhausted if each.retry_at_ms is not None), default=None
         )
@@ -110,6 +121,30 @@ class CapacityExhaustedError(AbeyanceError):
             self.exhausted[0],
         )
 
+    def next(self, now_ms: int) -> Exhaustion:
+        """The model that can be called first, of those whose instant is still to come; of several
+        whose end is unknown, or has passed, `first`."""
+        to_come = [each for each in self.exhausted if still_to_come(each.retry_at_ms, now_ms)]
+        return min(to_come, key=lambda each: each.retry_at_ms or 0, default=self.first)
+
+
+def _checked(exhausted: tuple[Exhaustion, ...]) -> tuple[Exhaustion, ...]:
+    if not isinstance(exhausted, tuple) or not exhausted:
+        raise ValueError("exhausted: must be a tuple of at least one Exhaustion")
+    for number, each in enumerate(exhausted):
+        if not isinstance(each, Exhaustion):
+            raise TypeError(
+                f"exhausted[{number}]: must be an Exhaustion, not {type(each).__name__}"
+            )
+        if not is_instant(each.retry_at_ms):
+            raise ValueError(f"exhausted[{number}].retry_at_ms: {NO_INSTANT}")
+    return exhausted
+
+
+def is_instant(at_ms: object) -> bool:
+    """Whether a value is until when a model is out, or None."""
+    return at_ms is None or (type(at_ms) is int and 0 <= at_ms <= INSTANT_MS_MAX)
+
 
 def exhaustion_of(
     error: BaseException,
@@ -131,7 +166,7 @@ def exhaustion_of(
         provider, model: Which were called.
         now_ms: Epoch milliseconds.
         reading: The newest usage reading there is; used only where it is of `credential`'s account
-            and not older than half an hour.
+            and not older than half an hour. Without one, that which the error carries.
         credential: The fingerprint of the account that hit the wall.
     """
 
@@ -156,21 +191,29 @@ def _exhaustion(
     reading: UsageReading | None,
     credential: str | None,
 ) -> Exhaustion | None:
+    carried = getattr(error, "reading", None)
+    if reading is None and isinstance(carried, UsageReading):
+        # What this runtime knew of the account when the call failed.
+        reading, credential = carried, carried.credential
     if isinstance(error, CapacityExhaustedError):
+        soonest = error.next(now_ms)
+        at_ms = still_to_come(soonest.retry_at_ms, now_ms)
         return Exhaustion(
             provider=provider,
             model=model,
-            window=error.window,
-            retry_at_ms=still_to_come(error.retry_at_ms, now_ms),
-            told_by=error.first.told_by,
+            window=soonest.window,
+            retry_at_ms=at_ms,
+            told_by=None if at_ms is None else soonest.told_by,
             missing=all(each.missing for each in error.exhausted),
         )
     if isinstance(error, HeldError):
         if error.cause not in HELD_FOR_CAPACITY:
             return None
         at_ms = still_to_come(error.deadline_ms, now_ms)
-        told_by: Literal["error"] | None = None if at_ms is None else "error"
-        return Exhaustion(provider=provider, model=model, retry_at_ms=at_ms, told_by=told_by)
+        told = _End(error.window, at_ms, None if at_ms is None else "error")
+        if at_ms is None and error.cause == "quota" and error.deadline_ms is None:
+            told = _end(told, _windows(reading, model, credential, now_ms), now_ms)
+        return Exhaustion(provider=provider, model=model, **told._asdict())
     refused = understood_alone(error, received_at=now_ms / 1_000, provider=provider)
     if refused is None:
         return None
@@ -179,7 +222,7 @@ def _exhaustion(
     stated = refused.stated
     if stated is None or stated.kind is not WaitKind.QUOTA_EXHAUSTED:
         return None
-    end = _end(stated, _windows(reading, model, credential, now_ms), now_ms)
+    end = _end(_stated(stated, now_ms), _windows(reading, model, credential, now_ms), now_ms)
     return Exhaustion(provider=provider, model=model, **end._asdict())
 
 
@@ -191,12 +234,9 @@ class _End(NamedTuple):
     told_by: Literal["windows", "error", "words"] | None
 
 
-def _end(stated: StatedWait, windows: Sequence[UsageWindow], now_ms: int) -> _End:
-    """Until when a wall stands, by the account's windows and by what its error states."""
-    at_ms = _stated_end(stated, now_ms)
-    worded = (stated.source or "").startswith("text:")
-    told = _End(stated.window, at_ms, None if at_ms is None else "words" if worded else "error")
-    last = last_of_full(windows, now_ms)
+def _end(told: _End, windows: Sequence[UsageWindow], now_ms: int) -> _End:
+    """Until when a wall stands, by the account's windows and by what its error told."""
+    last, at_ms = last_of_full(windows, now_ms), told.retry_at_ms
     is_behind = at_ms is not None and (last is None or at_ms > (last.resets_ms or 0))
     endless = next((each for each in windows if each.is_full and each.resets_ms is None), None)
     if endless is not None:
@@ -207,10 +247,12 @@ def _end(stated: StatedWait, windows: Sequence[UsageWindow], now_ms: int) -> _En
     return told if window is None else _End(window.name, window.resets_ms, "windows")
 
 
-def still_to_come(at_ms: int | None, now_ms: int) -> int | None:
-    """An instant to go on at; None where nobody told one, or it has passed: whoever went on at once
-    would be refused again."""
-    return None if at_ms is None or at_ms <= now_ms else at_ms
+def still_to_come(at_ms: float | None, now_ms: int) -> int | None:
+    """An instant to go on at; None where nobody told one, or what none can be, or it has passed:
+    whoever went on at once would be refused again."""
+    if isinstance(at_ms, bool) or not isinstance(at_ms, int | float) or not math.isfinite(at_ms):
+        return None
+    return math.ceil(at_ms) if now_ms < at_ms <= INSTANT_MS_MAX else None
 
 
 def explained(
@@ -262,11 +304,12 @@ def _windows(
     return [each for each in reading.of_account(credential) if each.concerns(model)]
 
 
-def _stated_end(stated: StatedWait, now_ms: int) -> int | None:
-    deadline = stated.deadline_ms
-    if stated.ends is not WaitEnds.UNTIL or deadline is None or deadline <= now_ms:
-        return None
-    return deadline
+def _stated(stated: StatedWait, now_ms: int) -> _End:
+    at_ms = still_to_come(stated.deadline_ms, now_ms)
+    if stated.ends is not WaitEnds.UNTIL or at_ms is None:
+        return _End(stated.window, None, None)
+    worded = (stated.source or "").startswith("text:")
+    return _End(stated.window, at_ms, "words" if worded else "error")
 
 
 def _named(each: Exhaustion) -> str:

@@ -126,7 +126,8 @@ class ProviderError(AbeyanceError):
     `sent` (False where the request surely did not leave); `said` (the provider's own words,
     bounded and on one line, or nothing); `acceleration` (True where what is limited is how fast
     an organisation's usage grows: it concerns every model, and what was stated may be nothing);
-    `provider` and `model`, whom the call was made of, where the adapter says so.
+    `provider` and `model`, whom the call was made of, where the adapter says so; `reading`, the
+    account's usage windows as they were last known when it failed, where the runtime knows them.
     """
 
     code: ClassVar[str] = "provider_failed"
@@ -139,6 +140,7 @@ class ProviderError(AbeyanceError):
     acceleration: bool
     provider: str | None = None
     model: str | None = None
+    reading: UsageReading | None = None
     is_whole = False
     """Whether `stated` is all that the response said: read from its headers as well. What such an
     error was made from is not read again."""
@@ -185,7 +187,8 @@ class HeldError(AbeyanceError):
     """What was asked for was not done, or ended, because a model is held; see its own classes.
 
     Attributes: `model`; `provider`, as its adapter is called, where that is known; `cause`, what
-    holds it; `deadline_ms`, epoch milliseconds until it does, or None where nobody says.
+    holds it; `deadline_ms`, epoch milliseconds until it does, or None where nobody says; `window`,
+    the account's that is used up, where that is known; `reading`, as that of a `ProviderError`.
     """
 
     code: ClassVar[str] = "held"
@@ -193,6 +196,8 @@ class HeldError(AbeyanceError):
     provider: str | None = None
     cause: str
     deadline_ms: int | None
+    window: str | None = None
+    reading: UsageReading | None = None
 
 
 def name_of(provider: object) -> str:

@@ -205,3 +205,16 @@ def test_malformed_chain_is_refused_by_its_field(choices: Any, field: str) -> No
     with pytest.raises(InvalidInputError) as caught:
         FallbackChain(choices)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("at_ms", [2**80, -1, float("nan"), 1.5, True])
+def test_chain_remembers_no_model_until_what_is_no_instant(at_ms: Any) -> None:
+    fact = Exhaustion(provider="anthropic", model="opus", retry_at_ms=at_ms)
+    choice = ModelChoice("anthropic", "opus")
+    with pytest.raises(InvalidInputError) as caught:
+        FallbackChain([choice], [fact])
+    assert caught.value.field == "exhausted[0].retry_at_ms"
+    chain = FallbackChain([choice])
+    with pytest.raises(InvalidInputError, match="retry_at_ms"):
+        chain.remember(fact)
+    assert chain.exhausted == ()

@@ -74,6 +74,8 @@ async def test_window_that_fills_up_mid_run_suspends_it_before_the_next_steps_fi
         assert status.step == "step3/call"
         assert (status.retry_at_ms, status.resume_after_ms) == (ends[0], ends[0] + BUFFER)
         assert "five_hour is used up" in status.reason
+        assert status.window == "five_hour"
+        assert "(five_hour)" in status.text()
         if how == "turn":
             # Nothing was sent, so no turn waits for what its run waits for.
             assert [line for line in await shown(ana) if "3?" in line] == []
@@ -127,6 +129,44 @@ async def test_full_window_holds_no_turn_and_no_call_of_an_agents_own(
         await ana.wait_idle()
         await ana.auxiliary_call(ask())
     assert len(provider.requests) == 3
+
+
+# -- a wall that states nothing, of an account whose windows are known
+
+
+@pytest.mark.behaviour("S-004", "S-011")
+@pytest.mark.parametrize("how", ["auxiliary", "once"])
+async def test_run_whose_call_is_refused_without_an_instant_waits_for_the_accounts_window(
+    world: World, virtual_time: MockClock, how: str
+) -> None:
+    ends_ms = world.clock.now_ms() + 2 * HOUR
+    known = [window(99.6, ends_ms), window(31.0, ends_ms + 90 * HOUR, name="seven_day")]
+
+    def script(_request: Any) -> Any:
+        if len(provider.requests) != 2:
+            return reply("said", windows=known)
+        raise refusal(
+            provider="openai",
+            status=429,
+            headers={},
+            body='{"error": {"code": "insufficient_quota"}}',
+            message="out",
+            received_at=world.clock.now_ms() / 1_000,
+        )
+
+    provider = world.provider(script, key="key")
+    async with world.open() as runtime:
+        await runtime.add_agent(AgentSpec(name="ana", provider=provider, model="m"))
+        runtime.add_workflow("steps", steps(world, how, provider))
+        run = await runtime.start_run("k", "steps")
+        await until(lambda: run.status().state != "running")
+        status = run.status()
+        assert (status.state, status.step) == ("waiting_for_capacity", "step2/call")
+        assert (status.window, status.retry_at_ms) == ("five_hour", ends_ms)
+        assert status.resume_after_ms == ends_ms + BUFFER
+        assert (await run.wait()).state == "completed"
+        assert world.clock.now_ms() >= ends_ms + BUFFER
+    assert len(provider.requests) == 4
 
 
 # -- a fallback that has capacity

@@ -11,7 +11,7 @@ from trio.testing import MockClock
 
 from abeyance.actors import AgentSpec, FallbackChain, ModelChoice, RunContext
 from abeyance.actors.domain.errors import CallDeferredError, RunExhaustedError
-from abeyance.actors.providers import CapacityExhaustedError
+from abeyance.actors.providers import CapacityExhaustedError, Exhaustion
 from abeyance.actors.providers.failures import refusal
 from abeyance.actors.testing import ScriptedProvider, fail, reply
 
@@ -71,6 +71,34 @@ async def test_instant_that_has_passed_is_unknown_whoever_states_it(
     status = await meets(world, raises)
     assert status.state == "waiting_for_capacity_unknown"
     assert (status.retry_at_ms, status.resume_after_ms) == (None, None)
+    assert status.reason.startswith("what it states of when had passed"), "the text agrees"
+    assert "resumes after" not in status.text()
+
+
+@pytest.mark.parametrize("at_ms", [10**18, 2.0**70, float("nan"), float("inf"), -5, True])
+@pytest.mark.parametrize("by", [ended, lambda at_ms: held(at_ms, 0)], ids=["ended", "deferred"])
+async def test_instant_that_is_none_is_unknown_whoever_states_it(
+    world: World, virtual_time: MockClock, at_ms: Any, by: Callable[[Any], BaseException]
+) -> None:
+    status = await meets(world, lambda _now: by(at_ms))
+    assert status.state == "waiting_for_capacity_unknown"
+    assert status.retry_at_ms is None
+    assert status.reason.startswith("what it states of when had passed, or is no instant")
+
+
+async def test_run_waits_for_the_soonest_of_its_models_whose_instant_is_to_come(
+    world: World, virtual_time: MockClock
+) -> None:
+    def out(now: int) -> BaseException:
+        facts = [("a", now - 1), ("b", now + 2 * HOUR), ("c", None), ("d", now + HOUR)]
+        return CapacityExhaustedError(
+            tuple(Exhaustion(provider="p", model=model, retry_at_ms=at) for model, at in facts)
+        )
+
+    now = world.clock.now_ms()
+    status = await meets(world, out)
+    assert (status.state, status.model) == ("waiting_for_capacity", "d")
+    assert now + HOUR <= (status.retry_at_ms or 0) < now + HOUR + 60_000
 
 
 def behind(error: BaseException, *, handled: BaseException, says_so: bool) -> BaseException:

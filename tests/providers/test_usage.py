@@ -555,3 +555,27 @@ def test_usage_of_every_recorded_response_is_read_without_failing() -> None:
             transport=case["transport"],
         )
         assert reading is None or reading.windows
+
+
+def out(at_ms: Any, model: str = "m") -> Exhaustion:
+    return Exhaustion(provider="p", model=model, retry_at_ms=at_ms)
+
+
+@pytest.mark.parametrize(
+    ("exhausted", "field"),
+    [
+        ((), "exhausted:"),
+        ([out(NOW)], "exhausted:"),
+        ((out(NOW), "m"), "exhausted[1]:"),
+        ((out(NOW), out(2**80)), "exhausted[1].retry_at_ms:"),
+        ((out(-1),), "exhausted[0].retry_at_ms:"),
+        ((out(float("nan")),), "exhausted[0].retry_at_ms:"),
+        ((out(1.5),), "exhausted[0].retry_at_ms:"),
+        ((out(True),), "exhausted[0].retry_at_ms:"),
+    ],
+    ids=["none", "list", "text", "huge", "negative", "nan", "float", "bool"],
+)
+def test_exhaustion_that_is_malformed_is_refused_by_its_field(exhausted: Any, field: str) -> None:
+    with pytest.raises((TypeError, ValueError)) as caught:
+        CapacityExhaustedError(exhausted)
+    assert str(caught.value).startswith(field)
