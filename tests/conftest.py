@@ -2,7 +2,8 @@
 
 A run prints one seed in its header. `ABEYANCE_SEED=<n>` repeats it: the `seed` fixture, the
 Hypothesis examples and the order of anything drawn from either are then the same. Where the tests
-are spread over processes, all of them have the one that prints it.
+are spread over processes, all of them have the one that prints it. Of large grids it draws the
+cells that the default run has; `./dev long` has the others.
 
 Python keeps what it compiles, whatever the environment says: tests start it hundreds of times.
 """
@@ -10,6 +11,7 @@ Python keeps what it compiles, whatever the environment says: tests start it hun
 from __future__ import annotations
 
 import os
+import random
 import re
 import secrets
 import sys
@@ -43,11 +45,33 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput["abeyance_seed"] = _SEED
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not any("::" in address for address in config.args):
+        leave_to_the_long_run(items)
     # Processes that share the tests must name them alike, and so must two runs.
     addresses = [i.nodeid for i in items if re.search(r" at 0x[0-9a-f]{4}", i.nodeid)]
     if addresses:
         raise pytest.UsageError(f"a test's name holds an address: {addresses[0]}")
+
+
+def leave_to_the_long_run(items: list[pytest.Item]) -> None:
+    """Of a test that is `drawn(n)`, keep n cells of its grid, and mark the others as slow.
+
+    By one seed the default run and `./dev long` have each cell once between them. A test that is
+    named by its address has all of its cells.
+    """
+    grids: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("drawn"):
+            grids.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for name, cells in grids.items():
+        mark = cells[0].get_closest_marker("drawn")
+        assert mark is not None
+        (kept,) = mark.args
+        order = random.Random(f"{_SEED} {name}").sample(cells, len(cells))
+        for cell in order[kept:]:
+            cell.add_marker("slow")
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -45,6 +45,7 @@ def test_ratio_of_costs_is_the_inverse_of_the_ratio_of_rates() -> None:
     assert result.figure.median == 2.0
 
 
+@pytest.mark.slow
 def test_pieces_alternate_and_grow_until_they_can_be_timed() -> None:
     calls: list[tuple[str, int]] = []
 
@@ -112,6 +113,7 @@ def test_table_names_every_row_and_what_it_was_measured_beside() -> None:
         assert part in text
 
 
+@pytest.mark.slow
 def test_command_writes_what_it_prints(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     done = subprocess.run(

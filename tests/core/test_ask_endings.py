@@ -183,6 +183,7 @@ def interleaved(caplog):
     sys.setswitchinterval(before)
 
 
+@pytest.mark.drawn(18)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("asker", ASKERS)

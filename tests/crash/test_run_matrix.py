@@ -20,6 +20,7 @@ SAMPLE = 12
 WITHIN_S = 40
 
 
+@pytest.mark.slow
 @pytest.mark.behaviour("S-035", "S-037", "S-044", "S-064", "S-066", "R-20", "R-22", "R-23")
 def test_run_that_is_killed_anywhere_on_its_way_comes_to_its_end_with_each_effect_once(
     request: pytest.FixtureRequest,

@@ -44,6 +44,7 @@ def holder(world: World) -> str | None:
     return name
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.behaviour("R-8")
 @pytest.mark.parametrize("where", CUT_OFF)
 async def test_a_sharer_that_nobody_adds_again_keeps_the_others_out_of_no_slot(

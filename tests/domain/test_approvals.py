@@ -574,6 +574,7 @@ async def test_an_ephemeral_run_has_no_tool_that_waits_for_a_person(
 # -- deaths --------------------------------------------------------------------------------------
 
 
+@pytest.mark.drawn(16)
 @pytest.mark.parametrize("victim", ["agent", "slot", "gate", "journal", "alerts"])
 @pytest.mark.parametrize("after", range(0, 40, 4))
 async def test_a_decision_is_acted_on_once_when_an_actor_dies_under_it(
@@ -599,6 +600,7 @@ async def test_a_decision_is_acted_on_once_when_an_actor_dies_under_it(
         assert check(runtime._store).findings == ()
 
 
+@pytest.mark.drawn(10)
 @pytest.mark.parametrize("victim", ["agent", "slot", "journal"])
 @pytest.mark.parametrize("after", range(0, 60, 6))
 async def test_a_turn_comes_to_wait_when_an_actor_dies_on_the_way(
@@ -643,6 +645,7 @@ def live(directory: Path, act: str, point: str) -> tuple[int, list[str]]:
     return ended.status, ended.out.split("\n")[:-1]
 
 
+@pytest.mark.drawn(12)
 @pytest.mark.parametrize("act", ["approve", "deny"])
 @pytest.mark.parametrize(
     "point",

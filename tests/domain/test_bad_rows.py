@@ -120,6 +120,7 @@ TABLE: dict[str, tuple[tuple[Any, ...] | int, Holds]] = {
 }
 
 
+@pytest.mark.drawn(20)
 @pytest.mark.parametrize("how", DAMAGES)
 @pytest.mark.parametrize("table", TABLE)
 async def test_a_row_that_cannot_be_read_fails_exactly_what_depends_on_it_and_the_rest_goes_on(

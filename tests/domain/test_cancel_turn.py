@@ -639,6 +639,7 @@ def live(directory: Path, where: str, point: str) -> tuple[int, list[str]]:
     return ended.status, ended.out.split("\n")[:-1]
 
 
+@pytest.mark.drawn(8)
 @pytest.mark.parametrize("nth", range(1, 5))
 @pytest.mark.parametrize("point", ["writer.before_commit", "writer.after_commit"])
 @pytest.mark.parametrize("where", ["live", "tool", "held"])

@@ -197,6 +197,7 @@ async def test_a_rewind_behind_what_a_summary_stands_for_leaves_it(
         assert turns(provider)[-1] == ["user: in short", "user: d"]
 
 
+@pytest.mark.slow
 async def test_a_summary_of_what_was_rewound_stays_away_when_the_rows_are_deleted(
     world: World, virtual_time: MockClock
 ) -> None:

@@ -419,6 +419,7 @@ async def test_edits_of_one_message_that_are_asked_for_together_are_done_one_aft
 # -- deaths ----------------------------------------------------------------------------------
 
 
+@pytest.mark.drawn(12)
 @pytest.mark.parametrize("victim", ["agent", "slot", "journal"])
 @pytest.mark.parametrize("after", range(0, 24, 2))
 async def test_an_edit_and_its_undo_are_done_once_when_an_actor_dies_under_them(

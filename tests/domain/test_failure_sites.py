@@ -247,6 +247,7 @@ class GivesUp:
         return GiveUp()
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.behaviour("R-25")
 @pytest.mark.parametrize(
     ("silent", "deadlines", "after_s"),

@@ -114,6 +114,7 @@ async def refused(incident: Incident) -> str:
     return first
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.behaviour("W-130", "W-077", "W-022", "R-22")
 @pytest.mark.parametrize("ends", ["by itself", "released", "released while stopped"])
 async def test_a_stated_wait_outlasts_a_rollback_a_kill_and_a_restart_and_then_one_call_is_made(

@@ -78,6 +78,7 @@ def test_an_end_that_a_death_cut_off_is_whole(lives: Lives) -> None:
     assert [turn.state for turn in lives.rows("turns")] == ["cancelled"]
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.behaviour("R-28")
 @pytest.mark.parametrize("point", ["writer.before_commit", "writer.after_commit"])
 def test_a_wake_is_work_or_a_dead_letter_whatever_commit_of_an_end_dies(
@@ -94,6 +95,7 @@ def test_a_wake_is_work_or_a_dead_letter_whatever_commit_of_an_end_dies(
         assert places == len(sent), directory.name
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.behaviour("D-068")
 @pytest.mark.parametrize("point", ["writer.before_commit", "writer.after_commit"])
 def test_an_import_is_done_once_in_order_whatever_commit_of_it_dies(
@@ -135,6 +137,7 @@ def test_a_run_that_a_death_cut_off_is_closed_and_never_resumed(tmp_path: Path) 
         assert all(agent.ended_ms is not None for agent in lives.rows("agents")), point
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.behaviour("D-030", "D-036")
 @pytest.mark.parametrize(
     "kind",

@@ -310,6 +310,7 @@ UNKNOWN = (
 )
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("job", TOOL_JOBS, ids=name_of)
 async def test_a_tool_call_that_a_death_cut_off_ends_by_its_policy(
     world: World, virtual_time: MockClock, crashed: Callable[[Job], Crashed], job: Job

@@ -247,6 +247,7 @@ async def test_run_whose_end_of_waiting_nobody_knows_is_never_resumed_by_itself(
     assert effects.log == ["gather", "a"]
 
 
+@pytest.mark.slow
 @pytest.mark.behaviour("S-031", "S-067")
 async def test_thousand_suspended_runs_hold_no_task(world: World, virtual_time: MockClock) -> None:
     effects = Effects()

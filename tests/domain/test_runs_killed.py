@@ -239,6 +239,7 @@ def test_run_that_asks_an_agent_sends_each_message_once_wherever_it_is_killed(
         assert "recovery_required" not in states
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.behaviour("S-064", "S-048", "X-006")
 @pytest.mark.parametrize("question", ["first?", "second?"])
 def test_run_whose_process_is_killed_under_a_stream_that_stands_still_goes_on_once(

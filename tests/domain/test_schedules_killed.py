@@ -78,6 +78,7 @@ def test_schedule_whose_process_is_killed_at_any_commit_starts_one_run(
         assert schedule.next_ms == NOW + 2 * HOUR, (when, point)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.behaviour("S-042")
 @pytest.mark.parametrize("processes", [2, 4])
 def test_of_processes_that_find_an_occurrence_due_one_starts_its_run(

@@ -265,6 +265,7 @@ async def test_a_malformed_choice_changes_nothing(
         assert world.rows("agents", "ana")[0].chosen is None
 
 
+@pytest.mark.drawn(10)
 @pytest.mark.parametrize("victim", ["agent", "gate", "slot", "journal"])
 @pytest.mark.parametrize("after", range(0, 24, 3))
 async def test_what_was_chosen_stands_when_an_actor_dies_under_it(

@@ -178,6 +178,7 @@ async def answered_by_an_idle_agent(life: Life, steps: Steps) -> None:
     assert len(life.provider.requests[0].messages) == MANY
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     "do",
     [

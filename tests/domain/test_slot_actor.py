@@ -772,6 +772,7 @@ class Program:
         assert rows(store, "wakes") == {}
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("round_", range(2))
 async def test_a_kill_at_any_checkpoint_answers_every_ask_once_and_keeps_the_order(
     round_: int, seed: int

@@ -190,6 +190,7 @@ def live(directory: Path, point: str) -> int:
     ).returncode
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     "point", ["turn.before_prompt", "turn.after_prompt", "turn.after_reply", "turn.after_round"]
 )

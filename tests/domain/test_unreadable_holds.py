@@ -128,6 +128,7 @@ async def test_a_release_during_it_runs_its_agents_turn_and_survives_a_restart_t
         assert (await shown(ana))[-1] == "assistant: still"
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.behaviour("R-17", "W-049")
 @pytest.mark.parametrize("how", ["a row", "the rows of an agent"])
 async def test_a_page_that_cannot_be_read_holds_its_agent_alone_and_is_told_of_once(

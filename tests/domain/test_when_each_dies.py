@@ -176,6 +176,7 @@ def check_envelopes(world: World) -> None:
         assert statistics.state == "running", statistics
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("kinds", [*((kind,) for kind in KINDS), KINDS], ids="+".join)
 @pytest.mark.parametrize("trial", range(2))
 async def test_all_comes_to_rest_as_if_nobody_had_died(

@@ -94,6 +94,7 @@ async def is_held_once_to_its_end(world: World, live: Live) -> None:
     assert await shown(live.ana) == ["user: go", "assistant: at last"]
 
 
+@pytest.mark.drawn(5)
 @each_wire
 @pytest.mark.parametrize(
     "limited",
@@ -184,6 +185,7 @@ def without_room(disk: Disk) -> Iterator[None]:
         disk.full = False
 
 
+@pytest.mark.drawn(2)
 @each_wire
 @pytest.mark.parametrize("outage_s", [5, 150, WAIT_S + 60], ids=["short", "long", "past its end"])
 async def test_a_wait_that_the_disk_refuses_is_obeyed_and_recorded_when_that_heals(
@@ -218,6 +220,7 @@ async def test_a_wait_that_the_disk_refuses_is_obeyed_and_recorded_when_that_hea
         assert world.ref("agent").statistics().incarnation == 1
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.behaviour("R-26")
 @each_wire
 @pytest.mark.parametrize("day_ms", [-86_400_000, 86_400_000], ids=["back", "forward"])
@@ -249,6 +252,7 @@ async def test_a_clock_that_steps_a_day_in_a_hold_neither_hurries_nor_outlasts_i
 # -- five children that fail at once, and a parent whose provider hangs -------------------------
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.behaviour("S-054", "S-055", "S-057", "S-058", "R-25")
 @each_wire
 @pytest.mark.parametrize(

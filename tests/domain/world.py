@@ -156,7 +156,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await wait_all_tasks_blocked()
         if not condition() and trio.lowlevel.current_clock().autojump_threshold < 1:  # type: ignore[attr-defined]
             # Half a minute is not worth thirty thousand looks.
-            await trio.sleep(0.001 if looks < 500 else 0.02)
+            await trio.sleep(0.001 if looks < 100 else 0.02 if looks < 500 else 0.25)
 
 
 def texts(request: ModelRequest) -> list[str]:

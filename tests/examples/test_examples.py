@@ -60,6 +60,7 @@ async def test_trio_example_runs_a_turn_with_a_tool(tmp_path: Path) -> None:
     assert len(simulator.log) == 2
 
 
+@pytest.mark.slow
 async def test_trio_example_run_again_finds_its_message_answered_and_calls_nobody(
     tmp_path: Path,
 ) -> None:
@@ -70,6 +71,7 @@ async def test_trio_example_run_again_finds_its_message_answered_and_calls_nobod
     assert len(simulator.log) == 2
 
 
+@pytest.mark.slow
 async def test_threaded_example_serves_two_agents_from_two_threads(tmp_path: Path) -> None:
     async with ProviderSimulator() as simulator:
         said = await _run("threaded_host.py", simulator, tmp_path)

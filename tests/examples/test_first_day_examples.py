@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLES = Path(__file__).parents[2] / "examples" / "first_day"
 
 
@@ -82,6 +84,7 @@ def test_bridge_that_died_repeats_what_it_did_not_acknowledge_and_the_chat_has_e
     ]
 
 
+@pytest.mark.slow
 def test_log_records_become_json_lines_with_the_ids_they_are_about(tmp_path: Path) -> None:
     (line,) = map(json.loads, play("structured_logs.py", str(tmp_path / "state")))
     assert line["event"] == "the error policy of 'ana' raised; the default decides"
@@ -91,6 +94,7 @@ def test_log_records_become_json_lines_with_the_ids_they_are_about(tmp_path: Pat
     assert "run" not in line
 
 
+@pytest.mark.slow
 def test_a_reply_that_was_cut_off_is_taken_back_and_said_again(tmp_path: Path) -> None:
     said = play("streaming.py", str(tmp_path / "state"))
     whole = "The sea rises and falls twice a day."

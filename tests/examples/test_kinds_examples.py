@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import trio
 
 from abeyance.actors.testing import Answer, ProviderSimulator, Rule, When, WireRequest
@@ -28,6 +29,7 @@ async def run(name: str, simulator: ProviderSimulator, where: Path) -> str:
     return said
 
 
+@pytest.mark.slow
 async def test_summary_example_prints_what_the_run_said(tmp_path: Path) -> None:
     rules = (Rule(when=When(last_text="Summarise"), then=Answer(text="Rain.")),)
     async with ProviderSimulator(rules) as simulator:
@@ -49,6 +51,7 @@ async def test_conversation_example_knows_what_the_resident_heard(tmp_path: Path
     ]
 
 
+@pytest.mark.slow
 async def test_context_example_sums_up_what_is_old_and_goes_on(tmp_path: Path) -> None:
     def answer(request: WireRequest) -> Answer:
         if request.system.startswith("You keep the memory"):

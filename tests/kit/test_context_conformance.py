@@ -256,6 +256,7 @@ def test_every_test_of_the_suite_fails_on_a_fault_that_is_planted() -> None:
     assert set(PLANTED.values()) == names_of(ContextConformance)
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.behaviour("R-33")
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda each: each.__name__)
 async def test_the_suite_fails_on_a_fault_that_is_planted(

@@ -338,6 +338,7 @@ def test_delay_of_a_bridge_call_blocks_the_host_in_trios_time():
         assert hosted.run(now) >= 60
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("point", ["mailbox_put", "before_handle", "on_start"])
 def test_exit_ends_the_process_at_its_point(point):
     code = f"""

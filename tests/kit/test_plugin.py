@@ -31,6 +31,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_example_of_a_hosts_own_tests_passes(project: Path) -> None:
     (project / "test_host.py").write_text((EXAMPLE / "test_host.py").read_text())
     code, said = run(project)
@@ -82,6 +83,7 @@ async def test_miscounts(faults):
 """
 
 
+@pytest.mark.slow
 def test_accounts_are_checked_after_each_test_that_has_faults(project: Path) -> None:
     (project / "test_it.py").write_text(UNBALANCED)
     code, said = run(project)
@@ -148,6 +150,7 @@ async def test_turn(abeyance_runtime, monkeypatch, breaks):
 """
 
 
+@pytest.mark.slow
 def test_project_that_asks_for_it_is_told_where_a_wire_breaks_the_invariant(project: Path) -> None:
     (project / "test_wire.py").write_text(BROKEN)
     code, said = run(project)

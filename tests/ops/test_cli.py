@@ -546,6 +546,7 @@ async def test_output_that_nobody_reads_is_no_crash(tmp_path: Path) -> None:
     assert done.stderr == b""
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 @pytest.mark.parametrize("as_json", [(), ("--json",)], ids=["text", "json"])
 async def test_output_that_cannot_be_written_is_one_line_and_a_release_is_done_all_the_same(
@@ -571,6 +572,7 @@ async def test_output_that_cannot_be_written_is_one_line_and_a_release_is_done_a
     assert [agent for agent, _, _ in runtime.releases] == ["ana"]
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 async def test_characters_that_the_terminal_lacks_are_escaped(
     serving: Any, runtime: Any, state: Path, encoding: str

@@ -237,6 +237,7 @@ def test_real_provider_without_a_key_is_one_line(monkeypatch: pytest.MonkeyPatch
     ]
 
 
+@pytest.mark.slow
 def test_real_providers_lines_that_cannot_be_played_read_not_run(tmp_path: Path) -> None:
     """The simulator stands in for the real provider, which is reached by the SDK's own variable."""
     simulator = subprocess.Popen(
@@ -363,6 +364,7 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interruptible")
 def test_interrupted_demo_ends_its_children_and_says_so(tmp_path: Path) -> None:
     root = tmp_path / "root"

@@ -63,6 +63,7 @@ def imports() -> int:
     return int(done.stderr)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("part", range(4))
 def test_interrupt_while_the_command_line_is_imported_is_one_line_and_no_traceback(
     imports: int, seed: int, part: int

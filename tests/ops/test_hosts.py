@@ -143,6 +143,7 @@ def test_two_hosts_of_a_directory_are_shown_as_one_and_each_agent_is_released_by
         assert host.ends_with() == "hello|here I am"
 
 
+@pytest.mark.slow
 def test_killed_host_is_neither_asked_nor_missed_and_another_releases_its_agent(
     state: Path, hosts: tuple[Host, Host], run: Run
 ) -> None:
@@ -156,6 +157,7 @@ def test_killed_host_is_neither_asked_nor_missed_and_another_releases_its_agent(
     assert (code, [lifted["agent"] for lifted in report["released"]]) == (0, ["ana"])
 
 
+@pytest.mark.slow
 def test_stopped_host_is_named_and_the_others_are_shown_and_steered(
     state: Path, hosts: tuple[Host, Host], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -337,6 +337,7 @@ async def test_act_of_somebody_whom_the_gate_refuses_or_who_says_nothing_changes
         assert gate.asked()[1:] == [gate.asked()[0]._replace(requester="api:ops")]
 
 
+@pytest.mark.drawn(8)
 @pytest.mark.behaviour("W-118")
 @pytest.mark.parametrize("verb", ACTS)
 def test_act_of_somebody_whom_the_gate_refuses_changes_nothing_under_threads(
@@ -385,6 +386,7 @@ async def test_act_at_the_socket_is_recorded_as_its_own_and_not_asked_of_the_hos
         assert any("by cli:eve [admin] forged" in line for line in told)
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.behaviour("W-118")
 @pytest.mark.parametrize("verb", [verb for verb, act in ACTS.items() if act.arguments is not None])
 async def test_act_by_the_command_line_is_recorded_with_the_users_name(

@@ -341,6 +341,7 @@ def with_a_wire(path: Path, base_url: str) -> Path:
     return declared(path, text)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_a_signal_lets_the_live_turn_end_and_a_second_one_stops_it(
     tmp_path: Path, number: signal.Signals
@@ -368,6 +369,7 @@ async def test_a_signal_lets_the_live_turn_end_and_a_second_one_stops_it(
             assert ("rains." in said) is not twice
 
 
+@pytest.mark.slow
 async def test_a_held_turn_is_told_of_at_the_end_and_goes_on_with_the_next_start(tmp_path: Path):
     left = [Answer(status=429, headers={"retry-after": "7200"}), Answer(text="It rains.")]
     async with ProviderSimulator(lambda _: left.pop(0)) as simulator:
@@ -410,6 +412,7 @@ def test_a_line_without_an_end_is_refused(tmp_path: Path):
         host.notes("standard input: has a line of more than")
 
 
+@pytest.mark.slow
 def test_agents_that_another_host_serves_are_refused_by_its_pid(tmp_path: Path):
     file = declared(tmp_path, ECHO)
     with served(file) as first:

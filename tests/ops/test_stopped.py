@@ -435,6 +435,7 @@ async def test_an_unreadable_wait_is_listed_and_can_be_released_on_a_stopped_sto
     assert isinstance(row.record, WaitReleased)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("verb", [("status",), ("release", "ana")], ids=["status", "release"])
 async def test_a_garbled_page_of_a_cleanly_closed_store_is_refused_by_name(
     state: Path, verb: tuple[str, ...]

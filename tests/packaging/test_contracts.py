@@ -82,6 +82,7 @@ def _lint(scratch: Path, contract: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("contract", _contracts())
 def test_contract_is_kept(scratch: Path, contract: str) -> None:
     code, said = _lint(scratch, contract)
@@ -89,6 +90,7 @@ def test_contract_is_kept(scratch: Path, contract: str) -> None:
     assert "1 kept, 0 broken" in said
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda p: f"{p.contract}-{p.module}-{p.line}")
 def test_contract_breaks_when_it_is_violated(scratch: Path, plant: Plant) -> None:
     path = scratch / plant.module

@@ -8,6 +8,8 @@ import zipfile
 from email.parser import Parser
 from pathlib import Path
 
+import pytest
+
 from .checkout import ROOT, checkout_files, succeed
 
 # Files of a checkout that a source archive does not carry: they serve git, or link into the rooms.
@@ -27,6 +29,7 @@ def _wheel(distributions: Path) -> set[str]:
     return set(zipfile.ZipFile(path).namelist())
 
 
+@pytest.mark.slow
 def test_source_archive_holds_every_file_of_the_checkout_and_no_other(distributions: Path) -> None:
     expected = {f for f in checkout_files() if f.split("/")[0] not in _CHECKOUT_ONLY}
     assert _archive(distributions) - _ARCHIVE_ONLY == expected

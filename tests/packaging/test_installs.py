@@ -33,6 +33,7 @@ def host(tmp_path: Path) -> Path:
     return home
 
 
+@pytest.mark.slow
 def test_wheel_imports_beside_a_host_with_modules_of_the_same_names(
     distributions: Path, environment: Path, install: Callable[..., str], host: Path
 ) -> None:
@@ -40,6 +41,7 @@ def test_wheel_imports_beside_a_host_with_modules_of_the_same_names(
     assert succeed(environment, "main.py", cwd=host).strip() == "both"
 
 
+@pytest.mark.slow
 def test_source_archive_installs_and_imports(
     distributions: Path, environment: Path, install: Callable[..., str], host: Path
 ) -> None:
@@ -62,6 +64,7 @@ def test_editable_install_imports_from_the_checkout_and_sees_new_modules(
         new.unlink()
 
 
+@pytest.mark.slow
 def test_uninstalling_leaves_the_hosts_files_alone(
     distributions: Path, environment: Path, install: Callable[..., str], host: Path, tmp_path: Path
 ) -> None:
@@ -84,6 +87,7 @@ def test_uninstalling_leaves_the_hosts_files_alone(
     assert [f for f in site.rglob("abeyance*/**/*") if f.is_file()] == []
 
 
+@pytest.mark.slow
 def test_console_script_is_installed_and_names_its_version(
     distributions: Path, environment: Path, install: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -409,6 +409,7 @@ async def test_other_uses_of_the_sdk_need_a_permit_too():
     await over(lambda _: Answer(text="never"), use)
 
 
+@pytest.mark.slow
 async def test_no_generator_is_left_to_the_collector_however_a_call_ends():
     # Warnings are errors in this suite: trio warns of each generator that it has to finalize.
     endings = [

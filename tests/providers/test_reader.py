@@ -463,6 +463,7 @@ def test_a_second_and_longer_statement_never_shortens(row: dict[str, Any], more_
     assert both.deadline_ms >= (row["received_at"] + int(longer_s)) * 1_000 - 1
 
 
+@pytest.mark.drawn(10)
 @pytest.mark.parametrize("name", ["claude-code", "gemini", "zai"])
 @pytest.mark.parametrize(
     "body",

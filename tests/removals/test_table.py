@@ -110,6 +110,7 @@ def test_removal_that_its_test_survives_ends_the_command_with_1(tmp_path: Path) 
     assert "SURVIVES W-001" not in said
 
 
+@pytest.mark.slow
 def test_tables_of_several_files_are_tried_as_one(tmp_path: Path) -> None:
     project = _project(tmp_path, GOOD)
     second = _entry("return count", "return 0", "test_few_are_admitted", '"W-002"')
@@ -130,6 +131,7 @@ def test_project_without_a_table_ends_the_command_with_2(tmp_path: Path) -> None
     assert "there is no table" in said
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize(
     ("table", "said"),
     [
@@ -175,6 +177,7 @@ def test_id_that_no_removal_is_of_is_refused(tmp_path: Path) -> None:
     assert "no removal is of W-002" in said
 
 
+@pytest.mark.slow
 def test_sample_is_repeated_by_its_seed(tmp_path: Path) -> None:
     second = _entry("return count", "return 0", "test_few_are_admitted", '"W-002"')
     code, said, report = _removals(_project(tmp_path, GOOD + second), "--sample", "1")

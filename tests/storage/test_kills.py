@@ -54,6 +54,7 @@ def test_every_point_of_storage_is_killed_at() -> None:
     assert set(POINTS) == {name for name in CRASHPOINTS if name.split(".")[0] in rooms}
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("point", sorted(POINTS))
 def test_what_was_acknowledged_is_there_after_a_death_at(
     point: str, spawn: Any, tmp_path: Path
