@@ -15,6 +15,7 @@ from abeyance.storage.store import Store
 
 from .core import Supervisor, TrioActorRef
 from .domain.run_errors import RunsParkedError
+from .domain.run_folders import RunFolders
 from .domain.run_places import wait_without_place
 from .domain.run_protocol import News, RunsKept
 from .domain.run_rows import LIVE, RunId, read_run_id
@@ -59,8 +60,16 @@ class RunHandle:
 class RunLooks:
     """The runs of one runtime, as whoever looks sees them."""
 
-    def __init__(self, store: Store, ownership: Ownership, group: Supervisor, news: News) -> None:
+    def __init__(
+        self,
+        store: Store,
+        folders: RunFolders,
+        ownership: Ownership,
+        group: Supervisor,
+        news: News,
+    ) -> None:
         self._store = store
+        self._folders = folders
         self._ownership = ownership
         self._group = group
         self._runs: TrioActorRef[Runs] = group.refs[NAME]
@@ -91,14 +100,17 @@ class RunLooks:
 
     def status(self, text: str) -> RunStatus:
         run = read_run_id(self._store, text)
-        return self._seen(run, status_of(self._store, run, run_record(self._store, run)))
+        return self._seen(run, self._status(run))
 
     def listing(
         self, state: str | None, workflow: str | None, limit: int, after: str | None
     ) -> tuple[RunStatus, ...]:
         check_run_listing(state, workflow, limit, after)
-        found = list_runs(self._store, state, workflow, limit, after)
+        found = list_runs(self._store, self._folders, state, workflow, limit, after)
         return tuple(self._seen(read_run_id(self._store, each.id), each) for each in found)
+
+    def _status(self, run: RunId) -> RunStatus:
+        return status_of(self._store, self._folders, run, run_record(self._store, run))
 
     def _seen(self, run: RunId, status: RunStatus) -> RunStatus:
         """A run's status with what its rows cannot say: whether anything of it is executed."""
@@ -127,7 +139,7 @@ class RunLooks:
             if self._closed:
                 raise closed()
             stirred = self._news.changed
-            status = status_of(self._store, run, run_record(self._store, run))
+            status = self._status(run)
             if status.ended:
                 return self._seen(run, status)
             owner = self._store.get("owners", run.owned)

@@ -3,7 +3,7 @@
 A row that cannot be read hides nothing but what it says: a listing has it as `unreadable`, and who
 asks for it by name is told.
 
-Pure but for the store that is handed in.
+Pure but for the store and the state directory that are handed in.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from abeyance.storage.tables.runs import Bucket, Run, RunItem, RunTransition
 
 from .domain.ingress import check_name
 from .domain.run_errors import InvalidRunError, UnknownRunError
+from .domain.run_folders import RunFolders
 from .domain.run_rows import ENDED, LIVE, WAITING, RunId, in_bucket, parse_run_id, unpacked
 from .run_status import RunStatus, RunStep, RunStepped
 
@@ -74,8 +75,8 @@ def unknown_run(run: RunId) -> UnknownRunError:
     )
 
 
-def status_of(store: Store, run: RunId, record: Run) -> RunStatus:
-    """How a run stands, by its row and its last item."""
+def status_of(store: Store, folders: RunFolders, run: RunId, record: Run) -> RunStatus:
+    """How a run stands, by its row, its last item, and whether it made a directory."""
     waits = record.suspension
     pid, host = _owner(store, run) if record.state in LIVE else (None, None)
     last = next(iter(store.scan("run_items", run.row, reverse=True, limit=1)), None)
@@ -97,7 +98,8 @@ def status_of(store: Store, run: RunId, record: Run) -> RunStatus:
         place=None if stands is None else stands.place,
         total=None if stands is None else stands.total,
         phase=None if waits is None else waits.phase,
-        folder=None if waits is None else waits.folder,
+        folder=folders.known(run, record),
+        needs_decision=record.state == "recovery_required" and record.doubt is not None,
         code=None if waits is None else waits.code,
         provider=None if waits is None else waits.provider,
         model=None if waits is None else waits.model,
@@ -168,7 +170,12 @@ def _owner(store: Store, run: RunId) -> tuple[int | None, str | None]:
 
 
 def list_runs(
-    store: Store, state: str | None, workflow: str | None, limit: int, after: str | None = None
+    store: Store,
+    folders: RunFolders,
+    state: str | None,
+    workflow: str | None,
+    limit: int,
+    after: str | None = None,
 ) -> tuple[RunStatus, ...]:
     """The runs of a store in one state or of one workflow, at most so many.
 
@@ -194,7 +201,7 @@ def list_runs(
         if row is None or workflow not in (None, row.record.workflow):
             continue
         if state in (None, OPEN, row.record.state):
-            found.append(status_of(store, run, row.record))
+            found.append(status_of(store, folders, run, row.record))
     return tuple(found)
 
 

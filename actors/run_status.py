@@ -30,8 +30,9 @@ class RunStatus:
     `steps_done` say where it stands, `place` the how manieth of the `total` items of its step,
     where that was said; `phase` of a waiting run whether that is an `item`, the opening of a
     `session`, `between` two items, or a finaliser (`final`); `folder` its directory inside the
-    state directory, where it made one. `walls` is how often it met exhausted capacity; `reason`
-    why it waits, failed, or cannot go on by itself.
+    state directory, as long as there is one, also once it has ended. `needs_decision`: only a
+    decision on its item in doubt takes it up. `walls` is how often it met exhausted capacity;
+    `reason` why it waits, failed, or cannot go on by itself.
     """
 
     id: str
@@ -63,6 +64,7 @@ class RunStatus:
     """Why its row cannot be read, which is its state then, or its result."""
     phase: str | None = None
     folder: str | None = None
+    needs_decision: bool = False
     code: str | None = None
     session: str | None = None
     """The handle of the provider's session that a waiting run stands inside."""
@@ -83,7 +85,8 @@ class RunStatus:
         if self.executed is False and self.state in LIVE:
             return "Interrupted \u00b7 goes on when a process that has its workflow finds it"
         if self.state not in WAITING:
-            why = f": {self.reason}" if self.reason else ""
+            # What it waited for before it was taken up is over.
+            why = f": {self.reason}" if self.reason and self.state not in LIVE else ""
             return f"{self.title}{why}"
         if self.resume_after_ms is None:
             return f"{self.title} \u00b7 until somebody resumes it"

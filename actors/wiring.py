@@ -183,6 +183,7 @@ async def _start_runs(runtime: Runtime, news: News) -> None:
     """Start who executes runs, in a group of its own that parks: agents go on without it."""
     system, store, clock = runtime._system, runtime._store, runtime.clock
     threads = StepThreads(f"{runtime._store_id} {runtime.directory.resolve()}")
+    folders = RunFolders(runtime.directory)
 
     def parked(error: BaseException) -> None:
         runtime._desk.parked_runs(error)
@@ -207,7 +208,7 @@ async def _start_runs(runtime: Runtime, news: News) -> None:
                         threads,
                         runtime._run_agents,
                         runtime._desk,
-                        RunFolders(runtime.directory),
+                        folders,
                     ),
                     name=RUNS,
                 ),
@@ -221,6 +222,7 @@ async def _start_runs(runtime: Runtime, news: News) -> None:
     runtime._run_agents.look = lambda: running.refs[RUNS].tell(LookForRuns())
     runtime._workflows = Workflows(
         store,
+        folders,
         runtime._ownership,
         runtime._journal,
         running,

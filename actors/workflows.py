@@ -44,6 +44,7 @@ from .domain.run_errors import (
     RunStateError,
     UnknownWorkflowError,
 )
+from .domain.run_folders import RunFolders
 from .domain.run_protocol import (
     Begin,
     CutOff,
@@ -80,6 +81,7 @@ class Workflows(RunLooks):
     def __init__(
         self,
         store: Store,
+        folders: RunFolders,
         ownership: Ownership,
         journal: TrioActorRef[Any],
         group: Supervisor,
@@ -91,7 +93,7 @@ class Workflows(RunLooks):
         threads: StepThreads,
         agents: Agents,
     ) -> None:
-        super().__init__(store, ownership, group, news)
+        super().__init__(store, folders, ownership, group, news)
         self._agents = agents
         self._journal = journal
         self._parking = parking

@@ -23,7 +23,7 @@ from abeyance.actors.core.logs import Log
 from abeyance.storage.crashpoints import crashpoint, declare
 from abeyance.storage.errors import UnreadableRecordError
 from abeyance.storage.store import Row, Store
-from abeyance.storage.tables.runs import Bucket, Run
+from abeyance.storage.tables.runs import Bucket, Choice, Run
 
 from .persistence import may_land_later
 from .run_acts import doubtful
@@ -32,10 +32,12 @@ from .run_places import Place, Places
 from .run_protocol import Handed, RunsKept
 from .run_rows import LIVE, WAITING, RunId, due
 from .run_turns import Agents
-from .run_workflow import other_version
+from .run_workflow import Workflow, other_version
 
 declare("run.after_claimed", "a run is claimed and nothing of it is executed")
 
+STARTED_S: Final = 30.0
+"""A start adds workflows and providers one after the other: one that is not there may be coming."""
 HANDED_S: Final = 120.0
 """How long a run that was given up for another process waits for it to take it."""
 INEXACT: Final = (
@@ -77,6 +79,7 @@ class Taking:
         self._kept = kept
         self._places = places
         self._seams = seams
+        self._complete_s = trio.current_time() + STARTED_S
         self._buckets: deque[Bucket] = deque(("waiting", "live", "joined"))
 
     def hand_over(self, run: RunId, agent: str) -> None:
@@ -180,10 +183,30 @@ class Taking:
             stands = doubtful(self._store, run)
             return self._claims.recovery(record, INEXACT, None if stands is None else stands[0])
         choice = record.choice
-        if choice is not None and not workflow.may_use(choice.provider, choice.model):
-            why = f"{choice.provider}/{choice.model} is none of the fallbacks of {workflow.name!r}"
-            return replace(self._claims.recovery(record, why), choice=None)
+        if choice is not None and not workflow.fallbacks:
+            known = self._agents.has_provider(choice.provider)
+            if not known and trio.current_time() < self._complete_s:
+                return None
+        else:
+            known = choice is None or workflow.may_use(choice.provider, choice.model)
+        if choice is not None and not known:
+            return self._unusable(record, choice, workflow)
         return self._claims.taken_up(record)
+
+    def _unusable(self, record: Run, choice: Choice, workflow: Workflow) -> Run:
+        """A run for an operator, without the model that was chosen where nobody could check it."""
+        named = ", ".join(f"{each.provider}/{each.model}" for each in workflow.fallbacks)
+        why = (
+            f"is none of the fallbacks of {workflow.name!r} ({named})"
+            if named
+            else f"is of no provider that this host added, and {workflow.name!r} has no fallbacks"
+        )
+        recovery = self._claims.recovery(
+            record,
+            f"{choice.provider}/{choice.model}, which was chosen for it, {why}: resume it to go on "
+            "without, or choose another (fallback)",
+        )
+        return replace(recovery, choice=None)
 
     def _is_due(self, record: Run) -> bool:
         waits = record.suspension

@@ -187,6 +187,7 @@ def _failed(
     agent: str, turn: int | None, state: str, why: str, failure: str | None = None
 ) -> TurnFailedError:
     which = "the turn" if turn is None else f"turn {turn}"
+    why = why if failure is None else f"{failure}: {why}"
     return TurnFailedError(
         f"{which} of agent {agent!r} that was to answer came to nothing: {why}; what it said is in "
         "its slot; mend the cause and ask again by another item",

@@ -165,7 +165,6 @@ def _wall(error: BaseException, life: Life, common: dict[str, Any]) -> Suspensio
             **common,
         )
     if isinstance(error, HeldError):
-        # Stated to the millisecond, and the gate asks again: no boundary to stay clear of.
         return _held(error, life, common)
     refused = understood_alone(error, received_at=now_ms / 1_000)
     return None if refused is None else _refused(refused, life, now_ms, common)

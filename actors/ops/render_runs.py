@@ -22,8 +22,9 @@ _OPEN = ("running", "resuming")
 _DECIDE = {
     "waiting_for_capacity": "sooner: resume, fallback or cancel",
     "waiting_for_capacity_unknown": "nobody said until when: resume, fallback or cancel",
-    "recovery_required": "decide: resume (--in-doubt retry, or done), or cancel",
+    "recovery_required": "once that is seen to: resume (as it is, without a decision), or cancel",
 }
+_DOUBT = "decide: resume (--in-doubt retry, or done), or cancel"
 
 
 def print_runs(console: Console, report: RunsReport, *, filtered: bool) -> None:
@@ -45,7 +46,7 @@ def _print_run(console: Console, run: RunReport, *, stopped: bool) -> None:
     if stopped and run.state in _OPEN:
         _say(console, "no host executes it; the next that has its workflow goes on with it")
     if run.state in _DECIDE:
-        _say(console, _DECIDE[run.state])
+        _say(console, _DOUBT if run.needs_decision else _DECIDE[run.state])
 
 
 def _say(console: Console, text: str, *, indent: int = 2, style: str = "") -> None:
@@ -70,6 +71,8 @@ def _stands(run: RunReport) -> str:
 def print_run(console: Console, report: RunDetailReport) -> None:
     """Print one run: its block, what it met, its items, and the states it went through."""
     _print_run(console, report.run, stopped=report.pid is None)
+    if report.run.folder is not None:
+        _say(console, f"its directory: {report.run.folder}")
     if report.run.reason and report.run.reason not in report.run.text:
         _say(console, f"it met: {report.run.reason}")
     if report.result is not None:
@@ -91,12 +94,16 @@ def print_run(console: Console, report: RunDetailReport) -> None:
 def print_act(console: Console, verb: str, report: RunActReport) -> None:
     """Print what an act came to."""
     state = report.state.replace("_", " ")
-    if not report.changed:
+    if not report.changed and verb == "take-over":
+        line = f"{report.id} is {state}; no other live process owns it, so nothing was taken."
+    elif not report.changed:
         line = f"{report.id} is {state}; nothing was changed."
     elif verb == "cancel":
         line = f"{report.id} is cancelled; nothing takes it up any more."
     elif report.pid is None:
         line = f"{report.id} is {state}; the next host that has its workflow goes on with it."
+        if verb == "fallback":
+            line += " Whether it may use that model could not be checked here: the host does."
     else:
         line = f"{report.id} is {state}, in process {report.pid}."
     console.print(Text(escaped_text(line)))

@@ -74,14 +74,20 @@ def runs(
 
 
 def _decided(value: str | None, result: str | None) -> Any:
+    if value not in (None, "retry", "done"):
+        raise typer.BadParameter("--in-doubt is 'retry' or 'done'")
     if result is None:
         return None
     if value != "done":
         raise typer.BadParameter("--result goes with --in-doubt done")
     try:
-        return json.loads(result)
+        return json.loads(result, parse_constant=_no_number)
     except ValueError as error:
         raise typer.BadParameter(f"--result is not JSON ({error})") from None
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no number there")
 
 
 @shell.app.command()

@@ -8,6 +8,7 @@ Pure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -43,6 +44,8 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     owner_pid: int | None
     owner_host: str | None
     text: str
+    folder: str | None = None
+    needs_decision: bool = False
 
 
 class RunsReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +77,10 @@ class RunSteppedReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunDetailReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to `run`: one run, its items, and the states it went through."""
+    """The answer to `run`: one run, its items, and the states it went through.
+
+    A float of the result that JSON has no number for is the text `NaN`, `Infinity` or `-Infinity`.
+    """
 
     run: RunReport
     result: Any
@@ -112,7 +118,7 @@ def report_detail(
 ) -> RunDetailReport:
     return RunDetailReport(
         run=report_run(status),
-        result=status.result,
+        result=_in_json(status.result),
         steps=tuple(
             RunStepReport(**{name: getattr(step, name) for name in RunStepReport.__struct_fields__})
             for step in steps
@@ -123,6 +129,23 @@ def report_detail(
         ),
         pid=pid,
     )
+
+
+def _in_json(value: Any) -> Any:
+    """A result whose floats JSON has: one that it has not is text (`NaN`, `Infinity`), not null.
+
+    Changes the value in place, which was unpacked for this. No recursion: it may be deep.
+    """
+    top = [value]
+    left: list[Any] = [top]
+    while left:
+        holds = left.pop()
+        for key, each in list(holds.items() if isinstance(holds, dict) else enumerate(holds)):
+            if isinstance(each, dict | list):
+                left.append(each)
+            elif isinstance(each, float) and not math.isfinite(each):
+                holds[key] = "NaN" if each != each else "Infinity" if each > 0 else "-Infinity"
+    return top[0]
 
 
 def report_act(receipt: Any, pid: int | None) -> RunActReport:

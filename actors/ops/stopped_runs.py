@@ -34,6 +34,7 @@ from abeyance.actors.domain.run_acts import (
     settle_doubt,
 )
 from abeyance.actors.domain.run_errors import RunOwnedElsewhereError
+from abeyance.actors.domain.run_folders import RunFolders
 from abeyance.actors.domain.run_rows import LIVE, RunId, change, given_up, is_owned, read_run_id
 from abeyance.actors.run_reading import (
     check_run_listing,
@@ -74,6 +75,7 @@ class StoppedRuns:
     _store: LmdbStore
     _clock: Any
     _owners: Path
+    _directory: Path
 
     def runs(
         self,
@@ -89,7 +91,12 @@ class StoppedRuns:
             InvalidRunError, InvalidNameError: Names the field.
         """
         check_run_listing(state, workflow, limit, after)
-        return report_runs(list_runs(self._store, state, workflow, limit, after), None)
+        found = list_runs(self._store, self._folders, state, workflow, limit, after)
+        return report_runs(found, None)
+
+    @property
+    def _folders(self) -> RunFolders:
+        return RunFolders(self._directory)
 
     def run(self, run: str) -> RunDetailReport:
         """One run, its items and its history.
@@ -99,7 +106,7 @@ class StoppedRuns:
         """
         found = read_run_id(self._store, run)
         return report_detail(
-            status_of(self._store, found, run_record(self._store, found)),
+            status_of(self._store, self._folders, found, run_record(self._store, found)),
             read_steps(self._store, found),
             read_history(self._store, found),
             None,

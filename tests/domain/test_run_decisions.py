@@ -250,11 +250,60 @@ async def test_fallback_named_in_a_stopped_store_that_the_run_may_not_use_is_not
         runtime.add_workflow("w", choosy.body, fallbacks=[GPT])
         with trio.fail_after(120):
             await until(lambda: runtime.run("k").state == "recovery_required")
-        assert runtime.run("k").reason == "x/y is none of the fallbacks of 'w'"
+        assert runtime.run("k").reason == (
+            "x/y, which was chosen for it, is none of the fallbacks of 'w' (openai/gpt): resume it "
+            "to go on without, or choose another (fallback)"
+        )
+        assert not runtime.run("k").needs_decision
         assert choosy.called == [None]
         await runtime.resume_run("k", requester="ops")
         await until(lambda: runtime.run("k").state == "waiting_for_capacity_unknown")
     assert choosy.called == [None, None]
+
+
+async def left_with_a_choice(world: World, choosy: Choosy) -> None:
+    """A run that met its wall, whose provider an operator named while no host was there."""
+    async with world.open() as runtime:
+        runtime.add_workflow("w", choosy.body)
+        await runtime.start_run("k", "w")
+        await until(lambda: runtime.run("k").state == "waiting_for_capacity_unknown")
+    store = StoppedStore(world.directory, writing=True)
+    assert store.use_fallback("k", provider="openai", model="gpt").changed
+    store.close()
+
+
+@pytest.mark.behaviour("S-052")
+async def test_fallback_of_a_provider_that_no_host_added_is_not_gone_on_with(
+    world: World, virtual_time: MockClock
+) -> None:
+    choosy = Choosy()
+    await left_with_a_choice(world, choosy)
+    async with world.open() as runtime:
+        runtime.add_workflow("w", choosy.body)
+        await trio.sleep(25)
+        assert runtime.run("k").state == "resuming", "a start may still be adding it"
+        with trio.fail_after(120):
+            await until(lambda: runtime.run("k").state == "recovery_required")
+        assert "openai/gpt, which was chosen for it, is of no provider" in runtime.run("k").reason
+        runtime.add_provider("openai", world.provider([]))
+        await runtime.use_fallback("k", provider="openai", model="gpt", requester="ops")
+        assert (await runtime.wait_run("k")).result == "gpt"
+    assert choosy.called == [None, GPT]
+
+
+@pytest.mark.behaviour("S-052")
+async def test_fallback_of_a_provider_that_is_added_behind_its_workflow_is_gone_on_with(
+    world: World, virtual_time: MockClock
+) -> None:
+    choosy = Choosy()
+    await left_with_a_choice(world, choosy)
+    async with world.open() as runtime:
+        runtime.add_workflow("w", choosy.body)
+        await trio.sleep(10)
+        runtime.add_provider("openai", world.provider([]))
+        with trio.fail_after(60):
+            assert (await runtime.wait_run("k")).result == "gpt"
+    assert choosy.called == [None, GPT]
 
 
 async def asking(world: World) -> Any:

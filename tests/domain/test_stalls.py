@@ -145,6 +145,7 @@ async def test_run_whose_provider_never_closes_its_stream_ends_with_the_reason(
         if how == "turn":
             assert isinstance(error, TurnFailedError)
             assert error.failure == "provider_stalled"
+            assert "provider_stalled" in run.status().reason
 
 
 @pytest.mark.behaviour("S-057")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -319,6 +320,7 @@ async def test_malformed_request_of_runs_is_refused_by_its_field_and_changes_not
         ("resume", "k", "--in-doubt", "maybe"),
         ("resume", "k", "--result", "1"),
         ("resume", "k", "--in-doubt", "done", "--result", "{"),
+        ("resume", "k", "--in-doubt", "done", "--result", "[NaN]"),
         ("fallback", "k", "--provider", "p"),
         ("fallback", "k", "--provider", "", "--model", "m"),
         ("cancel", "k", "--reason", "x" * 1_001),
@@ -333,7 +335,55 @@ async def test_malformed_command_of_runs_is_refused_before_anybody_is_asked(
     assert await command(verb, str(state), *rest) in (1, 2)
     line = capsys.readouterr().err
     assert "store" not in line
+    assert "in_doubt" not in line, "it is called --in-doubt there"
     assert len(line.splitlines()) == 1
+
+
+@pytest.mark.parametrize("host", [True, False], ids=["host", "stopped"])
+async def test_run_that_has_ended_shows_its_directory_and_each_number_of_its_result(
+    state: Path, host: bool, capsys: Said
+) -> None:
+    nested: list[Any] = []
+    deep = nested
+    for _ in range(300):
+        deep.append([])
+        deep = deep[0]
+    result = {"a": [float("nan"), 1.5, {"b": -float("inf")}], "c": float("inf"), "d": nested}
+
+    async def makes(run: RunContext, _params: Any) -> Any:
+        (run.folder / "made").write_text("x")
+        return result
+
+    async with open_runtime(state) as runtime:
+        runtime.add_workflow("makes", makes)
+        status = await (await runtime.start_run("k", "makes")).wait()
+        assert status.state == "completed"
+        assert status.folder is not None
+        assert (state / status.folder / "made").read_text() == "x"
+        if host:
+            detail = await told(capsys, "runs", str(state), "k")
+            (listed,) = (await told(capsys, "runs", str(state), "--all"))["runs"]
+    if not host:
+        detail = await told(capsys, "runs", str(state), "k")
+        (listed,) = (await told(capsys, "runs", str(state), "--all"))["runs"]
+    assert detail["run"]["folder"] == listed["folder"] == status.folder
+    assert detail["result"]["a"] == ["NaN", 1.5, {"b": "-Infinity"}]
+    assert detail["result"]["c"] == "Infinity"
+    shutil.rmtree(state / status.folder)
+    async with open_runtime(state, control=False) as runtime:
+        assert runtime.run("k").folder is None, "a host may delete it"
+
+
+async def test_take_over_of_a_run_that_no_other_process_owns_says_so(
+    state: Path, capsys: Said
+) -> None:
+    async with open_runtime(state) as runtime:
+        await suspended(runtime, Pages(FAR_MS))
+        assert await command("take-over", str(state), "k") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert said == (
+        "k@1 is waiting for capacity; no other live process owns it, so nothing was taken."
+    )
 
 
 # -- a stopped store
@@ -379,9 +429,33 @@ async def test_model_that_is_named_in_a_stopped_store_is_the_next_lifes(
     assert not (await told(capsys, *arguments))["changed"]
     pages = Pages()
     async with open_runtime(state, control=False) as runtime:
-        runtime.add_workflow("pages", pages.body)
+        runtime.add_workflow("pages", pages.body, fallbacks=[ModelChoice("openai", "gpt")])
         assert (await runtime.wait_run("k")).state == "completed"
     assert pages.choices == [ModelChoice("openai", "gpt")]
+
+
+async def test_command_line_says_that_a_stopped_store_cannot_check_a_fallback_and_what_then_helps(
+    state: Path, capsys: Said
+) -> None:
+    await leave_suspended(state, None)
+    await command("fallback", str(state), "k", "--provider", "openai", "--model", "typo")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Whether it may use that model could not be checked here: the host does." in said
+    await command("runs", str(state), "k")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "k@1 pages v1 Resuming at write/b" in said, "what it waited for is over"
+    async with open_runtime(state) as runtime:
+        runtime.add_workflow("pages", Pages().body, fallbacks=[ModelChoice("openai", "gpt")])
+        with runtime.events(kinds={"run_changed"}) as events:
+            while runtime.run("k").state != "recovery_required":
+                await anext(aiter(events))
+        await command("runs", str(state), "k")
+        said = " ".join(capsys.readouterr().out.split())
+        assert "openai/typo, which was chosen for it, is none of the fallbacks" in said
+        assert "once that is seen to: resume (as it is, without a decision), or cancel" in said
+        assert "--in-doubt" not in said
+        await command("fallback", str(state), "k", "--provider", "openai", "--model", "gpt")
+        assert (await runtime.wait_run("k")).state == "completed"
 
 
 @pytest.mark.behaviour("S-053")
