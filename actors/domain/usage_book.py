@@ -27,7 +27,7 @@ from abeyance.actors.core.clock import Clock
 from abeyance.actors.core.errors import AbeyanceError
 from abeyance.actors.providers.port import Permit
 from abeyance.actors.providers.stated import WaitScope
-from abeyance.actors.providers.windows import UsageReading, UsageWindow, last_of_full
+from abeyance.actors.providers.windows import UsageReading, UsageWindow, last_of_full, readable
 from abeyance.storage.codec import encode
 from abeyance.storage.errors import StorageError
 from abeyance.storage.store import Delete, Guard, Put, Refused, Request, Row, Store
@@ -93,9 +93,9 @@ class UsageBook:
         Args:
             joins: A round of its own is recorded next, and `join` puts the row there.
         """
-        if credential is None or permit.reading is None:
+        told = None if credential is None else readable(permit.reading)
+        if credential is None or told is None:
             return
-        told = permit.reading
         reading = UsageReading(windows=told.windows, read_ms=told.read_ms, credential=credential)
         known = self.reading(credential)
         if known is not None and not self._supersedes(reading, known):

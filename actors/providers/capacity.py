@@ -32,7 +32,7 @@ from .failures import understood_alone
 from .instants import render_instant
 from .port import HeldError
 from .stated import StatedWait, WaitEnds, WaitKind
-from .windows import UsageReading, UsageWindow, last_of_full, most_used_of
+from .windows import UsageReading, UsageWindow, last_of_full, most_used_of, readable
 
 READING_MS_MAX = 1_800_000
 """A reading that is older counts as none: usage moves with every call."""
@@ -299,6 +299,7 @@ def _windows(
     reading: UsageReading | None, model: str, credential: str | None, now_ms: int
 ) -> list[UsageWindow]:
     """The windows that calls to a model use up, by the account's own reading of late."""
+    reading = readable(reading)
     if reading is None or abs(now_ms - reading.read_ms) > READING_MS_MAX:
         return []
     return [each for each in reading.of_account(credential) if each.concerns(model)]

@@ -13,7 +13,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -27,6 +27,9 @@ WINDOWS_MAX = 64
 FULL_PERCENT = 100.0
 
 
+_Percent: TypeAlias = Annotated[float, Meta(ge=0)]
+
+
 class UsageWindow(msgspec.Struct, frozen=True, kw_only=True):
     """One window: what was used of it, and when it starts anew.
 
@@ -36,7 +39,7 @@ class UsageWindow(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: Name
-    used_percent: Annotated[float, Meta(ge=0)] | None = None
+    used_percent: _Percent | None = None
     resets_ms: Instant | None = None
     scope: WaitScope | None = None
 
@@ -63,6 +66,39 @@ class UsageReading(msgspec.Struct, frozen=True, kw_only=True):
     def of_account(self, credential: str | None) -> tuple[UsageWindow, ...]:
         """The windows, where they are this account's; otherwise none."""
         return self.windows if credential is not None and credential == self.credential else ()
+
+
+def readable(reading: object) -> UsageReading | None:
+    """What can be kept of a reading that a host's adapter made; None where nothing can.
+
+    Telemetry stops nobody: what cannot be read of a window is not known of it, and one without a
+    name is none.
+    """
+    read_ms = _read(Instant, getattr(reading, "read_ms", None))
+    windows = getattr(reading, "windows", None)
+    if read_ms is None or not isinstance(windows, tuple | list):
+        return None
+    found = [
+        UsageWindow(
+            name=name,
+            used_percent=_read(_Percent, getattr(each, "used_percent", None)),
+            resets_ms=_read(Instant, getattr(each, "resets_ms", None)),
+            scope=_read(WaitScope, getattr(each, "scope", None)),
+        )
+        for each in windows[:WINDOWS_MAX]
+        if (name := _read(Name, getattr(each, "name", None))) is not None
+    ]
+    credential = _read(Name, getattr(reading, "credential", None))
+    return UsageReading(windows=tuple(found), read_ms=read_ms, credential=credential)
+
+
+def _read(kind: Any, value: object) -> Any:
+    try:
+        if isinstance(value, str):
+            value.encode()
+        return msgspec.convert(value, kind)
+    except ValueError:
+        return None
 
 
 def last_of_full(windows: Iterable[UsageWindow], now_ms: int) -> UsageWindow | None:

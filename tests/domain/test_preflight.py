@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import trio
 from trio.testing import MockClock
 
 from abeyance.actors import AgentSpec, RunContext
 from abeyance.actors.domain.fallback import FallbackChain, ModelChoice
 from abeyance.actors.providers.failures import refusal
+from abeyance.actors.providers.port import note_usage
 from abeyance.actors.providers.stated import WaitScope
-from abeyance.actors.providers.windows import UsageWindow
+from abeyance.actors.providers.windows import UsageReading, UsageWindow
 from abeyance.actors.testing import reply
 
 from .test_auxiliary import ask
@@ -131,7 +133,78 @@ async def test_full_window_holds_no_turn_and_no_call_of_an_agents_own(
     assert len(provider.requests) == 3
 
 
+@pytest.mark.parametrize("bad", [10**400, float("nan"), "soon"], ids=["huge", "nan", "text"])
+@pytest.mark.parametrize("where", ["resets_ms", "used_percent", "name", "read_ms"])
+@pytest.mark.parametrize("how", ["auxiliary", "turn"])
+async def test_reading_that_an_adapter_made_malformed_is_unknown_and_stops_nobody(
+    world: World, virtual_time: MockClock, bad: Any, where: str, how: str
+) -> None:
+    later_ms = world.clock.now_ms() + HOUR
+
+    def script(_request: Any) -> Any:
+        fine = {"name": "five_hour", "used_percent": 50.0, "resets_ms": later_ms}
+        odd = fine if where == "read_ms" else {**fine, where: bad}
+        read_ms = bad if where == "read_ms" else world.clock.now_ms()
+        told = UsageReading(windows=(UsageWindow(**odd), window(9.0, None)), read_ms=read_ms)
+        note_usage(told)
+        return reply("said")
+
+    provider = world.provider(script, key="key")
+    async with world.open() as runtime:
+        await runtime.add_agent(AgentSpec(name="ana", provider=provider, model="m"))
+        runtime.add_workflow("steps", steps(world, how, provider))
+        run = await runtime.start_run("k", "steps")
+        with trio.fail_after(60):
+            assert (await run.wait()).state == "completed"
+        reading = runtime.account_usage(provider)
+        if where == "read_ms":
+            assert reading is None
+            return
+        assert reading is not None
+        *odd, fine = reading.windows
+        assert (fine.name, fine.used_percent, fine.resets_ms) == ("five_hour", 9.0, None)
+        if (where, bad) != ("name", "soon"):
+            assert [getattr(each, where) for each in odd] == [None] * (where != "name")
+
+
 # -- a wall that states nothing, of an account whose windows are known
+
+
+def exhausted(world: World) -> Exception:
+    """A quota is used up, and nobody says until when."""
+    return refusal(
+        provider="openai",
+        status=429,
+        headers={},
+        body='{"error": {"code": "insufficient_quota"}}',
+        message="You exceeded your current quota",
+        received_at=world.clock.now_ms() / 1_000,
+    )
+
+
+@pytest.mark.behaviour("S-005")
+@pytest.mark.parametrize("how", ["auxiliary", "once"])
+async def test_wall_of_one_account_is_told_by_no_window_of_another(
+    world: World, virtual_time: MockClock, how: str
+) -> None:
+    full = [window(100.0, world.clock.now_ms() + 2 * HOUR)]
+    other = world.provider([reply("said", windows=full)], key="other")
+
+    def script(_request: Any) -> Any:
+        raise exhausted(world)
+
+    provider = world.provider(script, key="key")
+    async with world.open() as runtime:
+        cy = await world.add(other, "cy")
+        await cy.auxiliary_call(ask())
+        assert runtime.account_usage(other) is not None
+        await runtime.add_agent(AgentSpec(name="ana", provider=provider, model="m"))
+        runtime.add_workflow("steps", steps(world, how, provider))
+        run = await runtime.start_run("k", "steps")
+        await until(lambda: run.status().state != "running")
+        status = run.status()
+        assert status.state == "waiting_for_capacity_unknown"
+        assert (status.window, status.retry_at_ms) == (None, None)
 
 
 @pytest.mark.behaviour("S-004", "S-011")
@@ -145,14 +218,7 @@ async def test_run_whose_call_is_refused_without_an_instant_waits_for_the_accoun
     def script(_request: Any) -> Any:
         if len(provider.requests) != 2:
             return reply("said", windows=known)
-        raise refusal(
-            provider="openai",
-            status=429,
-            headers={},
-            body='{"error": {"code": "insufficient_quota"}}',
-            message="out",
-            received_at=world.clock.now_ms() / 1_000,
-        )
+        raise exhausted(world)
 
     provider = world.provider(script, key="key")
     async with world.open() as runtime:
@@ -183,14 +249,7 @@ async def test_fallback_that_answers_leaves_no_suspension_and_the_run_goes_on(
         async def once(choice: ModelChoice) -> str:
             called.append(choice.provider)
             if choice.provider == "anthropic":
-                raise refusal(
-                    provider="openai",
-                    status=429,
-                    headers={},
-                    body='{"error": {"code": "insufficient_quota"}}',
-                    message="You exceeded your current quota",
-                    received_at=world.clock.now_ms() / 1_000,
-                )
+                raise exhausted(world)
             return choice.model
 
         return await chain.call(once, now_ms=world.clock.now_ms)

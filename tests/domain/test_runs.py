@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable
 from datetime import UTC, date
+from functools import partial
 from typing import Any
 
 import pytest
@@ -423,6 +424,40 @@ async def test_resume_now_and_the_alarm_at_once_are_one_resume(
         assert (await runtime.resume_run(run.id, requester="ops")).changed is False
         assert runtime.run_history(run.id)[2].by == "api:ops"
     assert effects.log == ALL
+
+
+@pytest.mark.behaviour("S-036")
+@pytest.mark.parametrize("act", ["resume", "cancel"])
+async def test_run_that_falls_due_while_an_operators_act_is_recorded_waits_for_that(
+    world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch, act: str
+) -> None:
+    effects, held = Effects(), list[Callable[[], None]]()
+    submit = LmdbStore.submit
+
+    def slow(store: LmdbStore, batch: Any, done: Any) -> None:
+        """The operator's commit reaches the store when its run has been due for a minute."""
+        places = [put.key for each in batch for put in each.puts if put.table == "run_index"]
+        if not held and any(key[0] in ("live", "cancelled") for key in places):
+            held.append(lambda: submit(store, batch, done))
+        else:
+            submit(store, batch, done)
+
+    async with world.open() as runtime:
+        run = await waiting(world, effects, world.clock.now_ms() + HOUR)
+        await trio.sleep((HOUR + BUFFER) / 1_000 - 1)
+        monkeypatch.setattr(LmdbStore, "submit", slow)
+        async with trio.open_nursery() as nursery:
+            verb: Any = runtime.resume_run if act == "resume" else runtime.cancel_run
+            nursery.start_soon(partial(verb, run.id, requester="ops"))
+            await trio.sleep(60)
+            assert len(held) == 1
+            assert run.status().state == "waiting_for_capacity", "its time has come"
+            assert effects.log == ["gather", "a"]
+            held[0]()
+        assert (await run.wait()).state == ("completed" if act == "resume" else "cancelled")
+        await trio.sleep(60)
+        assert states(world, run.id).count("resuming") == (act == "resume")
+    assert effects.log == (ALL if act == "resume" else ["gather", "a"])
 
 
 @pytest.mark.behaviour("S-051")

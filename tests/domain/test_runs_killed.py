@@ -166,7 +166,13 @@ def test_run_that_is_killed_after_any_step_of_its_waking_is_resumed_and_has_each
 
 @pytest.mark.behaviour("S-037", "R-23")
 @pytest.mark.parametrize(
-    ("processes", "runs"), [(2, 15), (4, 15), pytest.param(4, 1_000, marks=pytest.mark.slow)]
+    ("processes", "runs"),
+    [
+        (2, 15),
+        (4, 15),
+        pytest.param(2, 1_000, marks=pytest.mark.slow),
+        pytest.param(4, 1_000, marks=pytest.mark.slow),
+    ],
 )
 def test_of_processes_that_race_for_runs_that_are_due_one_resumes_each(
     directories: Any, processes: int, runs: int

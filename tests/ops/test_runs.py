@@ -135,6 +135,7 @@ async def test_waiting_run_is_listed_alike_by_a_host_and_by_its_stopped_store(
     assert run["text"] == line
     assert line in " ".join(shown.split())
     assert "at write/b, 1 item done; 2 of 3 in its step; walls 1" in shown
+    assert "running" not in shown.lower()
     assert max(map(len, shown.splitlines())) <= 80
     assert await told(capsys, "runs", str(state), "k") == {**detail, "pid": None}
     assert [step["state"] for step in detail["steps"]] == ["done", "blocked"]
