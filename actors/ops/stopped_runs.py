@@ -14,6 +14,7 @@ Blocking; the thread that made it.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ from abeyance.actors.run_reading import (
     status_of,
     unknown_run,
 )
+from abeyance.actors.run_status import RunStatus
 from abeyance.storage.lmdb_store import LmdbStore
 from abeyance.storage.locks import is_locked
 from abeyance.storage.store import Committed, Guard, NotStored, Put
@@ -92,7 +94,15 @@ class StoppedRuns:
         """
         check_run_listing(state, workflow, limit, after)
         found = list_runs(self._store, self._folders, state, workflow, limit, after)
-        return report_runs(found, None)
+        return report_runs(map(self._seen, found), None)
+
+    def _seen(self, status: RunStatus) -> RunStatus:
+        """A run's status; that a live process has it is known here, too, where that one hangs."""
+        if status.state not in LIVE:
+            return dataclasses.replace(status, executed=False)
+        owner = self._store.get("owners", read_run_id(self._store, status.id).owned)
+        lives = owner is not None and is_locked(self._owners / owner.record.nonce)
+        return dataclasses.replace(status, executed=True if lives else None)
 
     @property
     def _folders(self) -> RunFolders:
@@ -106,7 +116,9 @@ class StoppedRuns:
         """
         found = read_run_id(self._store, run)
         return report_detail(
-            status_of(self._store, self._folders, found, run_record(self._store, found)),
+            self._seen(
+                status_of(self._store, self._folders, found, run_record(self._store, found))
+            ),
             read_steps(self._store, found),
             read_history(self._store, found),
             None,

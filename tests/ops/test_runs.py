@@ -587,17 +587,29 @@ def boot(state: Path, *arguments: str) -> subprocess.Popen[bytes]:
     return host
 
 
-async def test_run_of_a_live_process_without_a_socket_is_left_to_it(state: Path) -> None:
+async def test_run_of_a_live_process_without_a_socket_is_left_to_it(
+    state: Path, capsys: Said
+) -> None:
     await leave_suspended(state)
     host = await in_thread(boot, state)
     with host:
+        await command("runs", str(state))
+        said = " ".join(capsys.readouterr().out.split())
+        assert f"executed by process {host.pid} on" in said
+        assert "no host executes it" not in said
         store = StoppedStore(state, writing=True)
         with pytest.raises(RunOwnedElsewhereError) as caught:
             store.cancel_run("other")
         assert caught.value.pid == host.pid
         assert not store.resume_run("other").changed
+        store.close()
         host.kill()
         host.wait()
+        await command("runs", str(state))
+        said = " ".join(capsys.readouterr().out.split())
+        assert "no host executes it; the next that has its workflow goes on with it" in said
+        assert "resumed by a host that has its workflow, then or as it starts" in said
+        store = StoppedStore(state, writing=True)
         assert store.cancel_run("other").changed
         store.close()
 
