@@ -30,6 +30,7 @@ from starlette.types import Receive, Scope, Send
 from ..answers import Controlled
 from ..protocol import REQUEST_BYTES_MAX
 from .answering import body_fields, method_of, query_fields, refusal_of, reply_of
+from .assets import Asset, assets
 from .gate import Gate, HttpRefusedError
 from .openapi import description
 
@@ -42,6 +43,12 @@ HEADERS: Final = {
     "x-frame-options": "DENY",
     "referrer-policy": "no-referrer",
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+}
+PAGE_HEADERS: Final = {
+    **HEADERS,
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
 }
 _JSON: Final = "application/json"
 _Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
@@ -60,6 +67,7 @@ class Api:
     def __init__(self, runtime: Served, gate: Gate) -> None:
         self._runtime = runtime
         self._gate = gate
+        self._files = tuple(assets().items())
         self._streams = 0
         self._scrapes = trio.CapacityLimiter(1)
         self._scrape: Callable[[], bytes] | None = None
@@ -68,6 +76,7 @@ class Api:
         looks = partial(self._guarded, changes=False)
         return Starlette(
             routes=[
+                *(Route(path, self._file(asset), methods=["GET"]) for path, asset in self._files),
                 Route("/healthz", looks(self._alive), methods=["GET"]),
                 Route("/readyz", looks(self._ready), methods=["GET"]),
                 Route("/metrics", looks(self._metrics), methods=["GET"]),
@@ -87,6 +96,16 @@ class Api:
                 return _refused(error)
 
         return guarded
+
+    def _file(self, asset: Asset) -> _Handler:
+        async def file(request: Request) -> Response:
+            try:
+                self._gate.check_name(request.headers)
+            except HttpRefusedError as error:
+                return _refused(error)
+            return Response(asset.body, media_type=asset.kind, headers=PAGE_HEADERS)
+
+        return file
 
     def _check(self, request: Request, *, changes: bool) -> None:
         address = "?" if request.client is None else request.client.host

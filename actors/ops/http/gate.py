@@ -79,7 +79,15 @@ class Gate:
         if changes or self._read is not None:
             self._check_token(headers.get("authorization"), address, changes=changes)
 
-    def _check_site(self, headers: Mapping[str, str]) -> None:
+    def check_name(self, headers: Mapping[str, str]) -> None:
+        """Let a request for a file of the page pass: it holds nothing of the host.
+
+        A link on another site's page may open it, in no frame; what the page itself then asks for
+        is checked whole.
+
+        Raises:
+            HttpRefusedError: It is for a name that is not this API's.
+        """
         name = headers.get("host", "").lower()
         if name not in self._names:
             raise HttpRefusedError(
@@ -88,6 +96,10 @@ class Gate:
                 f"this API is not reached as {name[:100]!r}; nothing was done; use one of "
                 f"{', '.join(sorted(self._names))}, or name it in HttpApi(names=...)",
             )
+
+    def _check_site(self, headers: Mapping[str, str]) -> None:
+        self.check_name(headers)
+        name = headers.get("host", "").lower()
         origin = headers.get("origin")
         site = headers.get("sec-fetch-site", "none").lower()
         foreign = origin is not None and origin.lower() not in (f"http://{name}", f"https://{name}")
