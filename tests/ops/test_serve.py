@@ -7,15 +7,17 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 import trio
 
-from abeyance.actors import StreamDelta, StreamSkipped, StreamStored, StreamSuperseded
+from abeyance.actors import HttpApi, StreamDelta, StreamSkipped, StreamStored, StreamSuperseded
 from abeyance.actors.domain.streaming import Attempt
 from abeyance.actors.domain.transcript import TranscriptMessage
 from abeyance.actors.ops.errors import InvalidConfigError
@@ -106,8 +108,10 @@ def test_the_file_of_the_documents_is_read(tmp_path: Path, monkeypatch: pytest.M
     page = (Path(__file__).parents[2] / "docs" / "serve.md").read_text()
     text = page.split("```toml\n")[1].split("```")[0]
     keys = {"ANTHROPIC_API_KEY": "a", "LOCAL_KEY": "b", "ALERT_WEBHOOK": "https://example.org/"}
+    keys["ABEYANCE_TOKEN"] = "a-token-of-sixteen"
     config = read_config(declared(tmp_path, text), keys)
     assert [spec.name for spec in config.agents] == ["ana", "bo"]
+    assert config.http == HttpApi(admin_token="a-token-of-sixteen")
 
 
 WITHOUT = {
@@ -116,6 +120,11 @@ WITHOUT = {
     "agents": 'state = "s"\n[providers]\n[agents]\n',
     "account_waits": "account_waits = 1\n" + ECHO,
     "webhook_env": 'webhook_env = "NOBODY"\n' + ECHO,
+    "http.port": ECHO + "\n[http]\nport = 70000\n",
+    "http.prot": ECHO + "\n[http]\nprot = 1\n",
+    "http.read_token_env": ECHO + '\n[http]\nhost = "0.0.0.0"\n',
+    "http.admin_token_env": ECHO + '\n[http]\nadmin_token_env = "NOBODY"\n',
+    "providers.here.first_wait_s": ECHO.replace('kind = "echo"', 'kind = "echo"\nfirst_wait_s = 0'),
     "providers.here.kind": ECHO.replace('kind = "echo"', "retries = 3"),
     "providers.here.retries": ECHO.replace('kind = "echo"', 'kind = "echo"\nretries = 3'),
     "providers.here.api_key_env": ECHO.replace('"echo"', '"anthropic"'),
@@ -300,6 +309,30 @@ def test_lines_go_in_and_replies_come_out_until_the_input_ends(tmp_path: Path):
         host.notes("no agent 'nobody' here")
         host.say("bo: and you?")
         host.reads("bo> and you?")
+        assert host.ends() == 0
+
+
+def test_a_rehearsed_wait_is_released_over_http_and_its_turn_goes_on(tmp_path: Path):
+    token = "a-token-of-ones-own"
+    example = Path(__file__).parents[2] / "examples" / "first_day" / "serve" / "held.toml"
+    text = example.read_text().replace("[http]", "[http]\nport = 0")
+    with served(declared(tmp_path, text), ABEYANCE_TOKEN=token) as host:
+        host.notes("serving ana")
+        assert host.process.stderr is not None
+        url = host.process.stderr.readline().split()[-1]
+        host.say("ana: hello")
+        with httpx2.Client(base_url=url) as client:
+            gives_up_at = time.monotonic() + REAL_S_MAX
+            while not (waits := client.get("/v1/waits").json()["waits"]):
+                assert time.monotonic() < gives_up_at
+            assert [wait["agent"] for wait in waits] == ["ana"]
+            answer = client.post(
+                "/v1/release",
+                json={"agent": "ana", "requester": "cy"},
+                headers={"authorization": f"Bearer {token}"},
+            )
+            assert answer.json()["released"][0]["reach"] == "recorded"
+        host.reads("ana> hello")
         assert host.ends() == 0
 
 

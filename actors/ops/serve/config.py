@@ -26,6 +26,7 @@ from abeyance.actors.domain.tools import Tool
 from abeyance.actors.providers.port import Provider
 
 from ..errors import InvalidConfigError
+from ..http.options import HttpApi, check_http
 
 BYTES_MAX: Final = 1_000_000
 """A file that is longer declares no host."""
@@ -39,6 +40,7 @@ _Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 _Name: TypeAlias = Annotated[str, Meta(pattern=r"\S")]
 _Count: TypeAlias = Annotated[int, Meta(ge=1)]
 _Seconds: TypeAlias = Annotated[float, Meta(gt=0)]
+_Wait: TypeAlias = Annotated[float, Meta(gt=0, le=86_400)]
 
 
 class _Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
@@ -101,10 +103,44 @@ class OpenAIConfig(_Sdk, frozen=True, tag="openai"):
 class EchoConfig(_Config, frozen=True, tag="echo"):
     """Answers with what it was told. No network, no key, no SDK."""
 
-    def make(self, environment: Mapping[str, str]) -> Provider:
-        from abeyance.actors.testing import ScriptedProvider
+    first_wait_s: _Wait | None = None
+    """For rehearsals: the first call after a start is refused, to be made again in so long."""
 
-        return ScriptedProvider.echo()
+    def make(self, environment: Mapping[str, str]) -> Provider:
+        from abeyance.actors.testing import ScriptedProvider, fail, reply
+        from abeyance.actors.testing.scripted import given_text
+
+        if self.first_wait_s is None:
+            return ScriptedProvider.echo()
+        refusals = [fail(429, retry_after=self.first_wait_s)]
+        return ScriptedProvider(
+            lambda request: refusals.pop() if refusals else reply(given_text(request))
+        )
+
+
+class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`abeyance.actors.HttpApi`; its tokens stand in the environment."""
+
+    host: _Text = "127.0.0.1"
+    port: int = 8_321
+    admin_token_env: _Text | None = None
+    read_token_env: _Text | None = None
+    names: tuple[_Text, ...] = ()
+
+    def make(self, environment: Mapping[str, str]) -> HttpApi:
+        made = HttpApi(
+            host=self.host,
+            port=self.port,
+            admin_token=_variable("http.admin_token_env", self.admin_token_env, environment),
+            read_token=_variable("http.read_token_env", self.read_token_env, environment),
+            names=self.names,
+        )
+        try:
+            return check_http(made)
+        except InvalidInputError as error:
+            # What is wrong with a token is said of the key that names its variable.
+            field = f"{error.field}_env" if error.field.endswith("_token") else error.field
+            raise InvalidConfigError(field, error.problem) from error
 
 
 ProviderConfig: TypeAlias = AnthropicConfig | OpenAIConfig | EchoConfig
@@ -129,6 +165,7 @@ class _File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     agents: dict[str, Any]
     account_waits: bool = False
     webhook_env: _Text | None = None
+    http: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +183,7 @@ class ServeConfig:
     providers: tuple[Provider, ...]
     account_waits: bool = False
     webhook: str | None = None
+    http: HttpApi | None = None
 
 
 def read_config(path: Path, environment: Mapping[str, str] = os.environ) -> ServeConfig:
@@ -177,7 +215,15 @@ def read_config(path: Path, environment: Mapping[str, str] = os.environ) -> Serv
         providers=tuple(providers.values()),
         account_waits=file_.account_waits,
         webhook=_variable("webhook_env", file_.webhook_env, environment),
+        http=_http(file_.http, environment),
     )
+
+
+def _http(value: Any, environment: Mapping[str, str]) -> HttpApi | None:
+    if value is None:
+        return None
+    config: HttpConfig = _converted(value, HttpConfig, "http")
+    return config.make(environment)
 
 
 def _provider(name: str, value: Any, environment: Mapping[str, str]) -> Provider:

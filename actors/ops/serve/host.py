@@ -81,7 +81,10 @@ async def serve(
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             async with trio.open_nursery() as nursery:
                 async with open_runtime(
-                    config.state, account_waits=config.account_waits, webhook=config.webhook
+                    config.state,
+                    account_waits=config.account_waits,
+                    webhook=config.webhook,
+                    http=config.http,
                 ) as runtime:
                     serving = _Serving(runtime, config, output, json_lines)
                     nursery.start_soon(serving.heed, signals)
@@ -122,6 +125,8 @@ class _Serving:
             shown.append(_Shown(self._runtime, spec.name, self._output, printer, self._json_lines))
             nursery.start_soon(shown[-1].run)
         await self._output.note(f"serving {', '.join(names)} in {self._config.state}")
+        if self._runtime.http_url is not None:
+            await self._output.note(f"what waits is shown at {self._runtime.http_url}/")
         with self.reading:
             await self._send_lines(Addresses(names), fd)
         for one in shown:
