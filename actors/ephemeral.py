@@ -36,6 +36,7 @@ from .domain.errors import (
     AgentOwnedElsewhereError,
     InvalidNameError,
     InvalidSpecError,
+    MessageTooLargeError,
     NotStoredError,
     RunExhaustedError,
     RunFailedError,
@@ -70,8 +71,9 @@ declare("ephemeral.answered", "a run's turn is over and the run is not")
 class EphemeralRun:
     """One run."""
 
-    def __init__(self, runtime: Runtime, settings: TurnSettings) -> None:
+    def __init__(self, runtime: Runtime, settings: TurnSettings, spec_name: str) -> None:
         self.name = settings.name
+        self._spec_name = spec_name
         self.slot: Any = None
         self.ended = trio.Event()
         self._runtime = runtime
@@ -96,7 +98,14 @@ class EphemeralRun:
     async def run(self, content: Content, author: str) -> str:
         """See `Runtime.run_ephemeral`."""
         runtime, name = self._runtime, self.name
-        accept = read_message(runtime.clock, name, Draft(content, author))
+        draft = Draft(content, author)
+        try:
+            accept = read_message(
+                runtime.clock, name, draft, self._settings.limits.message_bytes_max
+            )
+        except MessageTooLargeError as error:
+            error.messages = (draft,)
+            raise
         await runtime._groups.own(name)
         begun = Ephemeral(started_ms=runtime.clock.now_ms())
         row = Put("ephemerals", (name,), encode(begun))
@@ -137,6 +146,7 @@ class EphemeralRun:
             usage=runtime._groups.usage_of(settings),
             spending=runtime._spending.of(self.name),
             alerts=runtime._groups._desk,
+            room=runtime._groups.room_of(self._spec_name, settings),
         )
         streak = Streak()
         while True:
@@ -156,7 +166,8 @@ class EphemeralRun:
                     self._why = QUIESCED
                 raise self._interrupted()
             self._task = TurnTask(start, settings, seams, streak)
-            outcome = await self._task.run()
+            async with seams.room.turn():
+                outcome = await self._task.run()
             task, self._task = self._task, None
             if isinstance(outcome, TurnEnded):
                 crashpoint("ephemeral.answered")
@@ -308,9 +319,8 @@ class EphemeralRuns:
                 "name", f"must be at most {NAME_BYTES_MAX} bytes of UTF-8 for an ephemeral run"
             )
         name = f"{settings.name}.{secrets.token_hex(6)}"
-        run = EphemeralRun(
-            self._runtime, replace(settings, name=name, slot=name, purpose="ephemeral")
-        )
+        once = replace(settings, name=name, slot=name, purpose="ephemeral")
+        run = EphemeralRun(self._runtime, once, settings.name)
         self.runs[name] = run
         try:
             return await run.run(content, author)

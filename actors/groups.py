@@ -30,6 +30,7 @@ from .core.errors import ChildStartError
 from .domain.accounts import Account, Accounts
 from .domain.agent import Agent
 from .domain.agent_acts import AgentView
+from .domain.agent_limits import AgentRoom, AgentRooms
 from .domain.alert_book import AlertDesk
 from .domain.auxiliary import Auxiliary
 from .domain.chosen_model import ChosenModel
@@ -97,6 +98,7 @@ class Groups:
         self._stirred = stirred
         self._homes: dict[str, SlotHome] = {}
         """The slots that run here for agents that were added, by name."""
+        self._rooms = AgentRooms()
         self._entering: dict[str, trio.Lock] = {}
         self._journal = root.refs["journal"]
         self._ledger = root.refs["ledger"]
@@ -108,6 +110,13 @@ class Groups:
             return None
         name = credential_of(settings.provider, self._salt)
         return None if name is None else Account(name, self._accounts)
+
+    def room_of(self, name: str, settings: TurnSettings) -> AgentRoom:
+        """The room that an agent shares with what stands for it, under the name they have in
+        common."""
+        room = self._rooms.of(name, settings.limits)
+        self._runner.limit(settings.name, room)
+        return room
 
     def usage_of(self, settings: TurnSettings) -> AccountUsage:
         """Where the usage readings go that an agent's calls bring."""
@@ -301,6 +310,7 @@ class Groups:
         account, usage = self._account(settings), self.usage_of(settings)
         choice = ChosenModel(settings, account, usage)
         stream, spender = Stream(), self._spending.of(name)
+        room = self.room_of(settings.resident or name, settings)
         await spender.prepare(settings.budgets)
         post = None
         if settings.context is not None:
@@ -320,6 +330,7 @@ class Groups:
                 over=self._over,
                 usage=usage,
                 spending=spender,
+                room=room,
             )
             return (settings, seams, self._alarm, self._ledger, agent_view, self._mode, choice)
 
@@ -367,6 +378,7 @@ class Groups:
             context_group=keeper,
             choice=choice,
             usage=usage,
+            room=room,
         )
 
     async def _start_keeper(

@@ -23,6 +23,7 @@ from .domain.errors import (
     BatchTooLargeError,
     InboxFullError,
     InvalidInputError,
+    MessageTooLargeError,
 )
 from .domain.ingress import Content, check_name
 from .domain.slot_inbox import FINAL_STATES, read_receipt
@@ -95,7 +96,9 @@ class AgentHandle(OperatorVerbs):
         Raises:
             InvalidMessageError, InvalidNameError: Names the field; nothing was stored.
             MessageConflictError: The id is used for other content; nothing was stored.
-            InboxFullError: The slot's inbox is at its bound; `messages` hands the message back.
+            MessageTooLargeError: It has more bytes than the agent takes; `messages` hands it back.
+            InboxFullError: The inbox is at its bound, or at the agent's; `messages` hands the
+                message back.
             NotStoredError: The commit failed; nothing of it is stored.
             OwnershipLostError: Another process took the slot over; nothing was stored.
             AgentParkedError: It crashed too often; nothing was stored.
@@ -106,17 +109,22 @@ class AgentHandle(OperatorVerbs):
         member = self._runtime._member(self.name)
         if channel is None:
             channel = self._channel
-        accept = read_said(
-            self._runtime.clock,
-            self.name,
-            content,
-            author,
-            id,
-            wake=wake,
-            channel=channel,
-            subject=subject,
-            joins=joins,
-        )
+        try:
+            accept = read_said(
+                self._runtime.clock,
+                self.name,
+                content,
+                author,
+                id,
+                wake=wake,
+                channel=channel,
+                subject=subject,
+                joins=joins,
+                bytes_max=member.settings.limits.message_bytes_max,
+            )
+        except MessageTooLargeError as error:
+            error.messages = (Draft(content, author, id, wake, channel, subject, joins),)
+            raise
         member.check_accepts()
         sends, asked = member.parking.sends, member.slot.ask(accept)
         sends.add(asked)
@@ -154,6 +162,8 @@ class AgentHandle(OperatorVerbs):
         Raises:
             InvalidMessageError, InvalidNameError: Names the draft and its field, as in
                 `drafts[3].message[0].text`; nothing was stored.
+            MessageTooLargeError: One has more bytes than the agent takes; names the draft, and
+                `messages` hands all of them back. Nothing was stored.
             BatchTooLargeError: One commit of this store does not hold them; it names the limit, and
                 `messages` hands them back. Nothing was stored.
             InboxFullError: The inbox has no room for all of them; `messages` hands them back.
@@ -163,7 +173,7 @@ class AgentHandle(OperatorVerbs):
                 OutcomeUnknownError: As for `send`, of all of them.
         """
         member = self._runtime._member(self.name)
-        batch = Batch(self._runtime.clock, self.name, drafts, self._channel)
+        batch = self._batch(member, drafts)
         for _ in batch.read():
             await trio.lowlevel.checkpoint()
         member.check_accepts()
@@ -236,7 +246,12 @@ class AgentHandle(OperatorVerbs):
         """
         member = self._runtime._member(self.name)
         draft = self._draft(content, author, id, wake, channel, subject, joins)
-        accept = read_message(self._runtime.clock, self.name, draft)
+        bytes_max = member.settings.limits.message_bytes_max
+        try:
+            accept = read_message(self._runtime.clock, self.name, draft, bytes_max)
+        except MessageTooLargeError as error:
+            error.messages = (draft,)
+            raise
         member.check_accepts()
         return self._hand_over(member, accept, accept.message, (draft,), lambda receipt: receipt)
 
@@ -246,7 +261,7 @@ class AgentHandle(OperatorVerbs):
         As `hand_over`. A batch that is malformed is refused here.
         """
         member = self._runtime._member(self.name)
-        batch = Batch(self._runtime.clock, self.name, drafts, self._channel)
+        batch = self._batch(member, drafts)
         for _ in batch.read():
             pass
         member.check_accepts()
@@ -286,6 +301,10 @@ class AgentHandle(OperatorVerbs):
 
         asked.on_done(answer)
         return answered
+
+    def _batch(self, member: Member, drafts: object) -> Batch:
+        bytes_max = member.settings.limits.message_bytes_max
+        return Batch(self._runtime.clock, self.name, drafts, self._channel, bytes_max)
 
     def _draft(
         self,

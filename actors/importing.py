@@ -87,6 +87,8 @@ async def _takeable(runtime: Runtime, plan: ImportPlan) -> ImportPlan:
         member = runtime._members.get(accept.agent)
         if member is None:
             problem = f"agent {accept.agent!r} was not added to this runtime"
+        elif len(accept.body.body) > (most := member.settings.limits.message_bytes_max):
+            problem = f"it has {len(accept.body.body)} bytes, and the agent takes {most} a message"
         else:
             known = runtime._store.get("ids", (member.slot_name, accept.message))
             if known is not None and known.record.body_crc != accept.body_crc:

@@ -13,6 +13,7 @@ from .core import Supervisor, TrioActorRef, TrioFuture
 from .core.errors import OutcomeUnknownError
 from .domain.agent import Agent
 from .domain.agent_acts import AgentView
+from .domain.agent_limits import AgentRoom
 from .domain.auxiliary import Auxiliary
 from .domain.chosen_model import ChosenModel
 from .domain.errors import AgentParkedError
@@ -23,7 +24,7 @@ from .domain.streaming import Stream
 from .domain.turn import TurnSettings
 from .domain.usage_book import AccountUsage
 from .domain.wait_book import WaitBook
-from .status import Admission, AgentStatus, HeldStatus
+from .status import Admission, AgentStatus, HeldStatus, LimitStatus
 
 
 class Parking:
@@ -104,6 +105,7 @@ class Member:
     auxiliary: Auxiliary
     stream: Stream
     choice: ChosenModel
+    room: AgentRoom
     kind: AgentKind = "resident"
     parent: str | None = None
     """Of a conversation agent: whose slot its own was forked from."""
@@ -130,14 +132,28 @@ class Member:
     def slot_view(self) -> SlotView:
         return self.home.view
 
-    def _inbox(self) -> int:
-        """How many messages wait for this agent."""
+    def _waiting(self) -> tuple[int, int]:
+        """How many messages wait for this agent, and their bytes."""
         book, name = self.slot_view.book, self.settings.name
         if book is None:
-            return 0
+            return 0, 0
         if not self.home.is_shared:
-            return len(book.inbox)
-        return sum(row.agent == name for row in book.inbox.values())
+            return len(book.inbox), book.inbox_bytes
+        return book.waiting(name)
+
+    def _limits(self, inbox_bytes: int) -> LimitStatus:
+        limits, room = self.settings.limits, self.room
+        return LimitStatus(
+            inbox_messages_max=limits.inbox_messages_max,
+            inbox_bytes=inbox_bytes,
+            inbox_bytes_max=limits.inbox_bytes_max,
+            message_bytes_max=limits.message_bytes_max,
+            turns=room.turns,
+            turns_waiting=room.turns_waiting,
+            turns_max=limits.turns_max,
+            tool_threads=room.threads,
+            tool_threads_max=limits.tool_threads_max,
+        )
 
     @property
     def is_parked(self) -> bool:
@@ -152,6 +168,7 @@ class Member:
         """The agent as it stands now; asks no actor."""
         name, view, book = self.settings.name, self.agent_view, self.slot_view.book
         turn, held = view.turn, view.held
+        waiting, inbox_bytes = self._waiting()
         open_turn = None if book is None else book.open_turn(name)
         state: Any = "idle" if view.activity == "resting" else view.activity
         if state != "held":
@@ -166,13 +183,14 @@ class Member:
             held=None
             if held is None
             else HeldStatus(held.model, held.cause, held.deadline_ms, held.reason),
-            inbox=self._inbox(),
+            inbox=waiting,
             wakes=0 if book is None else book.wakes_retained(name),
             admission=Admission(
                 waits=waits.listing(name),
                 pending=sum(act.key[0] == name for act in waits.pending),
                 calls=self.calls_out,
             ),
+            limits=self._limits(inbox_bytes),
         )
 
     def check_accepts(self) -> None:

@@ -36,6 +36,30 @@ class Admission:
     calls: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitStatus:
+    """What an agent takes of its host, and how much it may. Turns and threads are those of the
+    agent, its conversations, and the ephemeral runs under its name.
+
+    Attributes:
+        inbox_bytes: Content that waits in its inbox; bytes as stored.
+        turns: How many go on.
+        turns_waiting: How many wait for one of those to end.
+        turns_max: None: as many as there are.
+        tool_threads: Sync functions that run, those included that nobody waits for any more.
+    """
+
+    inbox_messages_max: int
+    inbox_bytes: int
+    inbox_bytes_max: int
+    message_bytes_max: int
+    turns: int
+    turns_waiting: int
+    turns_max: int | None
+    tool_threads: int
+    tool_threads_max: int
+
+
 @dataclass(frozen=True, slots=True)
 class AgentStatus:
     """One agent as it stands now."""
@@ -50,6 +74,7 @@ class AgentStatus:
     inbox: int
     wakes: int
     admission: Admission
+    limits: LimitStatus
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ FAMILIES = (
         ActorDeadError ActorUnavailableError MailboxFullError MessageCoalescedError AskCycleError UndeclaredAskError WouldDeadlockError
         FutureSettledError NameTakenError
         UnknownEntryError ReplaysExceededError MessageNotKeptError
-        AgentExistsError AgentOwnedElsewhereError InboxFullError BatchTooLargeError MessageConflictError MessageReadError
+        AgentExistsError AgentOwnedElsewhereError InboxFullError MessageTooLargeError BatchTooLargeError MessageConflictError MessageReadError
         NotPermittedError
         UnknownRunError UnknownWorkflowError UnknownScheduleError RunOpenError RunStateError RunOwnedElsewhereError RunsParkedError TurnFailedError SessionLostError RunEndedError StepFailedError SystemPromptError
         RuntimeClosedError

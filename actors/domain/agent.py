@@ -149,7 +149,7 @@ class Agent(TrioActor):
     def on_start(self) -> None:
         name, seams = self._settings.name, self._seams
         seams.gate.tell(WatchHolder(self.actor_ref))
-        seams.slot.tell(AttachAgent(name, self.actor_ref))
+        seams.slot.tell(AttachAgent(name, self.actor_ref, self._settings.limits))
         self._ledger.tell(AttachToWaits(name, self.actor_ref))
         if self._choice is not None and self._choice.is_new:
             self._go_by_choice(self._choice)
@@ -346,7 +346,8 @@ class Agent(TrioActor):
             is_cancelled = self._cancelled_by(turn) is not None
             if self._starts_none() or self._rewinding.ends_turn is not None or is_cancelled:
                 scope.cancel()
-            return await turn.run()
+            async with self._seams.room.turn():
+                return await turn.run()
         return await self._cut_off(turn)
 
     async def _cut_off(self, turn: TurnTask) -> TurnEnded:

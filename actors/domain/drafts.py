@@ -19,10 +19,17 @@ from abeyance.storage.tables.blocks import TEXT_CHARS_MAX, Block, TextBlock
 from abeyance.storage.tables.fields import INSTANT_MS_MAX
 from abeyance.storage.tables.slots import Inboxed, Wake
 
-from .errors import BatchTooLargeError, InvalidInputError, InvalidMessageError
+from .errors import (
+    BatchTooLargeError,
+    InvalidInputError,
+    InvalidMessageError,
+    MessageTooLargeError,
+)
 from .ingress import (
+    MESSAGE_BYTES_MAX,
     RESERVED_NAMES,
     Content,
+    check_bytes,
     check_name,
     encode_body,
     encode_text,
@@ -60,8 +67,11 @@ class Draft:
     """When it was said, in epoch milliseconds; None: now."""
 
 
-def read_message(clock: Clock, agent: str, draft: Draft) -> Accept:
-    """What a host hands in for an agent, or a refusal that names the field."""
+def read_message(
+    clock: Clock, agent: str, draft: Draft, bytes_max: int = MESSAGE_BYTES_MAX
+) -> Accept:
+    """What a host hands in for an agent, or a refusal that names the field, and hands back what is
+    too large."""
     return read_said(
         clock,
         agent,
@@ -73,6 +83,7 @@ def read_message(clock: Clock, agent: str, draft: Draft) -> Accept:
         subject=draft.subject,
         joins=draft.joins,
         at_ms=draft.at_ms,
+        bytes_max=bytes_max,
     )
 
 
@@ -88,6 +99,7 @@ def read_said(
     subject: str | None,
     joins: bool,
     at_ms: int | None = None,
+    bytes_max: int = MESSAGE_BYTES_MAX,
 ) -> Accept:
     """As `read_message`, of a message that needs no draft."""
     if type(author) is not str or not is_plain(author) or author in RESERVED_NAMES:
@@ -106,8 +118,10 @@ def read_said(
         raise InvalidMessageError("at_ms", f"must be an instant in epoch ms, not {at_ms!r:.40}")
     if type(content) is str and len(content) <= TEXT_CHARS_MAX:
         body = encode_text(content)
+        if len(body.body) > bytes_max:
+            check_bytes(body, "message", bytes_max)
     else:
-        body = _encode_texts(read_blocks(content))
+        body = _encode_texts(read_blocks(content), bytes_max)
     now_ms = clock.now_ms()
     if at_ms is None:
         # A clock before the epoch, or far past it, makes no row that cannot be read.
@@ -129,7 +143,7 @@ def read_said(
     )
 
 
-def _encode_texts(blocks: tuple[Block, ...]) -> Value:
+def _encode_texts(blocks: tuple[Block, ...], bytes_max: int) -> Value:
     """Make the body of a message of any content, or refuse what a message does not hold."""
     for position, block in enumerate(blocks):
         if not isinstance(block, TextBlock):
@@ -139,7 +153,7 @@ def _encode_texts(blocks: tuple[Block, ...]) -> Value:
             )
     if all(is_blank(block.text) for block in blocks if isinstance(block, TextBlock)):
         raise says_nothing()
-    return encode_body(blocks)
+    return encode_body(blocks, bytes_max=bytes_max)
 
 
 def _refuse_bool(value: object, field: str) -> NoReturn:
@@ -173,12 +187,20 @@ class Batch:
     Args:
         drafts: A sequence of `Draft`, at most 10,000.
         channel: Of drafts that name none.
+        bytes_max: Of one message.
     Raises:
         InvalidMessageError: It is none; names the place.
         BatchTooLargeError: There are more.
     """
 
-    def __init__(self, clock: Clock, agent: str, drafts: object, channel: str | None) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        agent: str,
+        drafts: object,
+        channel: str | None,
+        bytes_max: int = MESSAGE_BYTES_MAX,
+    ) -> None:
         if not isinstance(drafts, Sequence) or isinstance(drafts, (str, bytes, bytearray)):
             kind = type(drafts).__name__
             raise InvalidMessageError("drafts", f"must be a sequence of Draft, not {kind}")
@@ -191,6 +213,7 @@ class Batch:
         self._clock = clock
         self._agent = agent
         self._channel = channel
+        self._bytes_max = bytes_max
         self._accepts: dict[str, Accept] = {}
         self._ids: list[str] = []
         self._forms: dict[str, tuple[Inboxed, Wake | None]] = {}
@@ -201,13 +224,17 @@ class Batch:
         """Read the drafts, a slice a step.
 
         Raises:
-            InvalidMessageError, InvalidNameError: Names the draft and the field.
+            InvalidMessageError, InvalidNameError: Names the draft and the field; of one that is
+                too large `messages` are all of them.
         """
         for place, draft in enumerate(self.drafts):
             try:
                 self._take(place, draft)
             except InvalidInputError as error:
-                raise error.within(f"drafts[{place}]") from None
+                named = error.within(f"drafts[{place}]")
+                if isinstance(named, MessageTooLargeError):
+                    named.messages = self.drafts
+                raise named from None
             if place % READ_SLICE == READ_SLICE - 1:
                 yield
 
@@ -217,7 +244,7 @@ class Batch:
             raise InvalidMessageError("type", f"must be a Draft, not {kind}")
         if draft.channel is None and self._channel is not None:
             draft = replace(draft, channel=self._channel)
-        accept = read_message(self._clock, self._agent, draft)
+        accept = read_message(self._clock, self._agent, draft, self._bytes_max)
         earlier = self._accepts.setdefault(accept.message, accept)
         if earlier is accept:
             self._forms[accept.message] = inboxed(accept), wake_of(accept)

@@ -44,6 +44,27 @@ class InvalidMessageError(InvalidInputError):
     code = "invalid_message"
 
 
+class MessageTooLargeError(InvalidMessageError):
+    """A message has more bytes than its agent takes. It was not accepted and is handed back.
+
+    Attributes: `field`; `messages`, a `Draft` each, as they were to be sent; `size` and `limit`, in
+    bytes of content as it is stored.
+    """
+
+    code = "message_too_large"
+    messages: tuple[Any, ...] = ()
+    size: int
+    limit: int
+
+    def __init__(self, field: str, size: int, limit: int) -> None:
+        super().__init__(field, f"must be at most {limit} bytes, not {size}")
+        self.size = size
+        self.limit = limit
+
+    def within(self, place: str) -> Self:
+        return type(self)(f"{place}.{self.field}", self.size, self.limit)
+
+
 class InvalidToolError(InvalidInputError):
     """A tool's name, schema, function or policy is malformed."""
 
@@ -127,10 +148,12 @@ class MessageReadError(AbeyanceError):
 
 
 class InboxFullError(AbeyanceError):
-    """The slot's inbox is at its bound. What was to be sent was not accepted and is handed back.
+    """The inbox is at its bound, or at its agent's. What was to be sent was not accepted and is
+    handed back.
 
     Attributes: `messages`, a `Draft` each, as they were to be sent; `rows`, `rows_max`, `bytes`,
-    `bytes_max`, what is in the inbox and what it takes.
+    `bytes_max`, what is in the inbox and what it takes; `agent`, whose own bound it is, or None
+    where it is the slot's.
     """
 
     code = "inbox_full"
@@ -139,6 +162,7 @@ class InboxFullError(AbeyanceError):
     rows_max: int
     bytes: int
     bytes_max: int
+    agent: str | None
 
 
 class BatchTooLargeError(AbeyanceError):

@@ -23,7 +23,12 @@ from abeyance.storage.tables.blocks import Block, TextBlock
 from abeyance.storage.tables.fields import NAME_BYTES_MAX
 from abeyance.storage.tables.slots import Body
 
-from .errors import InvalidInputError, InvalidMessageError, InvalidNameError
+from .errors import (
+    InvalidInputError,
+    InvalidMessageError,
+    InvalidNameError,
+    MessageTooLargeError,
+)
 
 Content: TypeAlias = str | Block | Mapping[str, Any] | Sequence[Block | Mapping[str, Any]]
 """What `send` takes: text, a block, or blocks (as structs or as plain mappings)."""
@@ -224,21 +229,33 @@ def _says_nothing(char: str) -> bool:
     return char.isspace() or unicodedata.category(char) in ("Cc", "Cf")
 
 
-def encode_body(blocks: tuple[Block, ...], field: str = "message") -> Value:
+def encode_body(
+    blocks: tuple[Block, ...], field: str = "message", bytes_max: int = MESSAGE_BYTES_MAX
+) -> Value:
     """Make the body row of a message ready for writing.
 
+    Args:
+        bytes_max: Of its content as it is stored; at most 16 MiB.
     Raises:
-        InvalidMessageError: It cannot be stored as it is, or is over 16 MiB.
+        InvalidMessageError: It cannot be stored as it is.
+        MessageTooLargeError: It has more bytes.
     """
     try:
         value = codec.encode(Body(blocks=blocks))
     except (ValueError, InvalidRecordError) as problem:
         raise InvalidMessageError(field, str(problem)) from None
-    if len(value.body) > MESSAGE_BYTES_MAX:
-        raise InvalidMessageError(
-            field, f"must be at most {MESSAGE_BYTES_MAX} bytes, not {len(value.body)}"
-        )
+    check_bytes(value, field, bytes_max)
     return value
+
+
+def check_bytes(value: Value, field: str, bytes_max: int) -> None:
+    """Refuse content that has more bytes than may be.
+
+    Raises:
+        MessageTooLargeError: Names the size and the limit.
+    """
+    if len(value.body) > bytes_max:
+        raise MessageTooLargeError(field, len(value.body), bytes_max)
 
 
 def encode_text(text: str, field: str = "message") -> Value:
@@ -310,6 +327,7 @@ __all__ = [
     "Content",
     "InvalidInputError",
     "body_crc",
+    "check_bytes",
     "check_name",
     "clean_text",
     "encode_body",

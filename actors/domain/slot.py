@@ -179,6 +179,7 @@ class Slot(TrioActor):
         )
         book = SlotBook(self._store, self._slot, counter, read=False)
         yield from book.read()
+        book.limits = self.kept.limits
         self._view.book = self._book = book
         self._book.forked = max(self._book.forked, self.kept.forked)
         for agent in self.kept.agents.keys() - self.kept.ended:
@@ -244,7 +245,8 @@ class Slot(TrioActor):
             case {"again": "wake" | "message"}:
                 again = read_again(message, self._slot)
                 return self._accept(again) if isinstance(again, Accept) else self._take_in(again)
-            case AttachAgent(agent, ref):
+            case AttachAgent(agent, ref, limits):
+                self.kept.limit(agent, limits)
                 self._listeners.attach(agent, ref)
                 self._line.withdraw_pairs(agent)
                 self._book.attach(agent)

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from abeyance.actors.core import Reply
 
+from .agent_limits import AgentLimits
 from .slot_messages import RewindReceipt, StartPair, TurnStart
 from .slot_pairs import Begun
 
@@ -46,6 +47,8 @@ class SlotKept:
 
     def __init__(self) -> None:
         self.agents: dict[str, Any] = {}
+        self.limits: dict[str, AgentLimits] = {}
+        """Of the agents whose inbox takes less than a slot's may."""
         self.injects: dict[str, bool] = {}
         self.granted: dict[str, TurnStart] = {}
         self.forked = 0
@@ -60,6 +63,12 @@ class SlotKept:
         self.pairs: Begun = {}
         """The last pairs that were planned to begin. An asker that died asks again, at a time when
         its pair may be over, and a turn behind it, too: its tool must not be run again."""
+
+    def limit(self, agent: str, limits: AgentLimits) -> None:
+        """Take this agent's limits from now on."""
+        self.limits.pop(agent, None)
+        if limits.binds_inbox:
+            self.limits[agent] = limits
 
     def begin_undo(self, act: str, cut: str, receipt: RewindReceipt) -> None:
         """Note what an undo is of, the first time it is planned."""

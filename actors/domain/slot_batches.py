@@ -97,7 +97,7 @@ def check_fits(book: SlotBook, accepts: Sequence[Accept]) -> None:
     if payload > limits.payload_bytes_max:
         raise too_large("bytes", payload, limits.payload_bytes_max, count)
     book.check_size(largest)
-    book.check_room(count, size)
+    book.check_room(count, size, accepts[0].agent)
 
 
 def _take_in(

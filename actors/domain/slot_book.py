@@ -40,6 +40,7 @@ from abeyance.storage.tables.slots import (
     Wake,
 )
 
+from .agent_limits import INBOX_BYTES_MAX, INBOX_ROWS_MAX
 from .errors import InboxFullError
 from .ingress import identity
 from .slot_accepts import Accepts
@@ -50,8 +51,6 @@ from .slot_messages import Accept, Rewake
 from .slot_mirror import SlotMirror
 from .slot_reading import joined
 
-INBOX_ROWS_MAX: Final = 10_000
-INBOX_BYTES_MAX: Final = 256 * 1024 * 1024
 OPS_RESERVE: Final = 16
 """Operations of a request kept free for what is not a moved message."""
 OPS_A_MESSAGE: Final = 4
@@ -79,8 +78,8 @@ class SlotBook(SlotMirror):
         """
         lands, size = self.lands_at_once, len(accept.body.body)
         full = len(self.inbox) >= INBOX_ROWS_MAX or self.inbox_bytes + size > INBOX_BYTES_MAX
-        if full and not lands:
-            self.check_room(1, size)
+        if (full or accept.agent in self.limits) and not lands:
+            self.check_room(1, size, accept.agent)
         if size > self._content_bytes_max:
             self.check_size(accept.body)
         if accept.wake and accept.agent not in self.wakes:
@@ -157,17 +156,46 @@ class SlotBook(SlotMirror):
         self.check_size(value)
         return value
 
-    def check_room(self, count: int, size: int) -> None:
-        """Refuse messages that the inbox has no room for; one that goes into the slot needs none.
+    def check_room(self, count: int, size: int, agent: str) -> None:
+        """Refuse messages that the inbox, or what of it is an agent's, has no room for; one that
+        goes into the slot needs none.
 
         Raises:
             InboxFullError: Nothing is planned.
         """
-        if len(self.inbox) + count <= INBOX_ROWS_MAX and self.inbox_bytes + size <= INBOX_BYTES_MAX:
-            return
         if not (self.is_leased or self.inbox or self.is_deferring):
             return
-        raise self._full(count, size)
+        rows, bytes_ = len(self.inbox), self.inbox_bytes
+        if rows + count > INBOX_ROWS_MAX or bytes_ + size > INBOX_BYTES_MAX:
+            raise self._full(count, size)
+        self._check_own_room(count, size, agent)
+
+    def _check_own_room(self, count: int, size: int, agent: str) -> None:
+        limits = self.limits.get(agent)
+        if limits is None:
+            return
+        rows_max, bytes_max = limits.inbox_messages_max, limits.inbox_bytes_max
+        rows, bytes_ = len(self.inbox), self.inbox_bytes
+        if rows + count > rows_max or bytes_ + size > bytes_max:
+            # Counted only where all of the inbox would be too much: it may be another agent's.
+            rows, bytes_ = self.waiting(agent)
+        if (count and rows + count > rows_max) or bytes_ + size > bytes_max:
+            raise InboxFullError(
+                f"the inbox of {agent!r} has no room for {count or 1} more ({rows} of {rows_max} "
+                f"messages, {bytes_} and {size} more of {bytes_max} bytes, by its own limits); "
+                "nothing was accepted, and what was to be sent is handed back; send it again after "
+                "the live turn's end",
+                rows=rows,
+                rows_max=rows_max,
+                bytes=bytes_,
+                bytes_max=bytes_max,
+                agent=agent,
+            )
+
+    def waiting(self, agent: str) -> tuple[int, int]:
+        """How many messages wait in the inbox for an agent, and their bytes."""
+        sizes = [row.body_bytes for row in self.inbox.values() if row.agent == agent]
+        return len(sizes), sum(sizes)
 
     def check_replaces(self, older: Inboxed, size: int) -> None:
         """Refuse content that the inbox has no room for in the place of an older message.
@@ -175,8 +203,10 @@ class SlotBook(SlotMirror):
         Raises:
             InboxFullError: Nothing is planned.
         """
-        if self.inbox_bytes - older.body_bytes + size > INBOX_BYTES_MAX:
+        more = size - older.body_bytes
+        if self.inbox_bytes + more > INBOX_BYTES_MAX:
             raise self._full(1, size)
+        self._check_own_room(0, more, older.agent)
 
     def _full(self, count: int, size: int) -> InboxFullError:
         return InboxFullError(
@@ -188,6 +218,7 @@ class SlotBook(SlotMirror):
             rows_max=INBOX_ROWS_MAX,
             bytes=self.inbox_bytes,
             bytes_max=INBOX_BYTES_MAX,
+            agent=None,
         )
 
     # -- moving ------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ from abeyance.storage.store import Value
 from abeyance.storage.tables.blocks import Block, ToolResultBlock, ToolUseBlock
 from abeyance.storage.tables.slots import Entry, Held, Inboxed, Wake
 
+from .agent_limits import DEFAULT_LIMITS, AgentLimits
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -459,10 +461,11 @@ class Rewake(NamedTuple):
 
 
 class AttachAgent(NamedTuple):
-    """Tell: whom to tell of wakes for this agent."""
+    """Tell: whom to tell of wakes for this agent, and how much its inbox takes."""
 
     agent: str
     ref: Any
+    limits: AgentLimits = DEFAULT_LIMITS
 
 
 class Woken(NamedTuple):

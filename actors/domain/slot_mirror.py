@@ -8,12 +8,13 @@ Runs in: the loop thread; one slot actor's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final, Literal, TypeAlias
 
 from abeyance.storage.store import Guard, Store
 from abeyance.storage.tables.slots import Carried, Entry, Head, Inboxed, Lease, Turn, Wake
 
+from .agent_limits import AgentLimits
 from .ingress import identity
 from .mode import read_mode
 from .slot_draft import Counted
@@ -44,6 +45,8 @@ class SlotMirror:
         self._lease = Counted.read(store, "leases", (slot,), _FREE)
         self.inbox: dict[int, Inboxed] = {}
         self.inbox_bytes = 0
+        self.limits: Mapping[str, AgentLimits] = {}
+        """Of the agents whose inbox takes less than the slot's."""
         self.wakes: dict[str, dict[int, Wake]] = {}
         self.answered: list[tuple[str, int]] = []
         self.heads: dict[str, Counted] = {}

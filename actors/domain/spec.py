@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from abeyance.actors.providers.declaration import no_method
 from abeyance.actors.providers.port import Provider
 
+from .agent_limits import BOUNDS, DEFAULT_LIMITS, AgentLimits
 from .budgets import Budget, check_budgets
 from .context import ContextStrategy, check_strategy
 from .errors import InvalidSpecError
@@ -40,6 +41,13 @@ class AgentSpec:
         provider_hold: The host's own word on a failed call: how long the agent makes none. Or None.
         pacing: How long the agent pauses where an organisation's usage grew too fast.
         budgets: How much it may use in an hour, a day, a month or in all (docs/usage.md).
+        inbox_messages_max: Messages that may wait in its inbox: 1 to 10,000.
+        inbox_bytes_max: Their content together, in bytes as stored: up to 256 MiB.
+        message_bytes_max: The content of one, in bytes as stored: up to 16 MiB.
+        turns_max: Turns that go on at once, of it, its conversations, and the ephemeral runs under
+            its name; others wait. None: as many as there are.
+        tool_threads_max: Sync functions of its that run in threads at once: 1 to 16, which is what
+            all agents have together (docs/limits.md).
         context: What of a long transcript its requests carry (`CompactingContext`, or a
             strategy of the host's). None: the whole. An ephemeral run always carries the whole.
     """
@@ -57,6 +65,11 @@ class AgentSpec:
     pacing: Pacing = field(default_factory=Pacing)
     context: ContextStrategy | None = None
     budgets: Sequence[Budget] = ()
+    inbox_messages_max: int = DEFAULT_LIMITS.inbox_messages_max
+    inbox_bytes_max: int = DEFAULT_LIMITS.inbox_bytes_max
+    message_bytes_max: int = DEFAULT_LIMITS.message_bytes_max
+    turns_max: int | None = None
+    tool_threads_max: int = DEFAULT_LIMITS.tool_threads_max
 
 
 def check_spec(spec: object) -> TurnSettings:
@@ -107,4 +120,15 @@ def check_spec(spec: object) -> TurnSettings:
         pacing=spec.pacing,
         context=check_strategy(spec.context),
         budgets=check_budgets(spec.budgets),
+        limits=_limits(spec),
     )
+
+
+def _limits(spec: AgentSpec) -> AgentLimits:
+    stated = {name: getattr(spec, name) for name in BOUNDS}
+    for name, value in stated.items():
+        if name == "turns_max" and value is None:
+            continue
+        if type(value) is not int or not 1 <= value <= BOUNDS[name]:
+            raise InvalidSpecError(name, f"must be a whole number from 1 to {BOUNDS[name]:,}")
+    return AgentLimits(**stated)

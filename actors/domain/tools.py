@@ -36,6 +36,7 @@ from abeyance.storage.store import Committed, Guard, Put, Refused, Request, Row,
 from abeyance.storage.tables.blocks import TextBlock, ToolResultBlock, ToolUseBlock
 from abeyance.storage.tables.slots import ToolCall
 
+from .agent_limits import THREADS_MAX, AgentRoom
 from .approvals import NeedsApproval, policy_problem
 from .errors import InvalidToolError, OwnershipLostError
 from .foreign import failure_of, told
@@ -53,7 +54,6 @@ from .tool_results import (
 )
 
 TIME_LIMIT_S: Final = 600.0
-THREADS: Final = 16
 CUT_OFF_S: Final = 5.0
 """How long whoever cancels a turn waits for a body that was cut off, or a reconcile function."""
 
@@ -212,9 +212,10 @@ class ToolRunner:
         self._store = store
         self._journal = journal
         self._clock = clock
-        self._limiter = trio.CapacityLimiter(THREADS)
+        self._limiter = trio.CapacityLimiter(THREADS_MAX)
         self._running: dict[CallKey, _Running] = {}
         self._guards: dict[str, Guard] = {}
+        self._rooms: dict[str, AgentRoom] = {}
 
     @property
     def running(self) -> int:
@@ -225,9 +226,14 @@ class ToolRunner:
         """Name the owner row that every record of this agent's calls is guarded by."""
         self._guards[agent] = guard
 
+    def limit(self, agent: str, room: AgentRoom) -> None:
+        """Have this agent's functions find their threads in a room, besides everyone's."""
+        self._rooms[agent] = room
+
     def disown(self, agent: str) -> None:
         """The agent has ended; a body of its that still runs has nowhere to record to."""
         self._guards.pop(agent, None)
+        self._rooms.pop(agent, None)
 
     async def ask_host(
         self, agent: str, function: Callable[..., Any], *arguments: Any, name: str
@@ -241,7 +247,7 @@ class ToolRunner:
             What it returned; raises what it raised.
         """
         with in_role(None), in_chain(f"agent:{agent}", system=self._system):
-            return await self._called(function, arguments, {}, name)
+            return await self._called(agent, function, arguments, {}, name)
 
     async def result(self, key: CallKey, call: ToolUseBlock, tool: Tool | None) -> ToolResultBlock:
         """What a call came to: recorded earlier, joined, taken up after a death, or run now.
@@ -423,13 +429,14 @@ class ToolRunner:
     ) -> ToolResultBlock:
         _context.set(ToolContext(*key))
         try:
-            value = await self._called(run, (), arguments, f"tool {call.name}")
+            value = await self._called(key[0], run, (), arguments, f"tool {call.name}")
         except BaseException as error:  # noqa: BLE001 - a tool's failure is a result for the model.
             return result_of(call, told(failure_of(error)), is_error=True)
         return told_of(call, value)
 
     async def _called(
         self,
+        agent: str,
         run: Callable[..., Any],
         arguments: tuple[Any, ...],
         named: dict[str, Any],
@@ -437,12 +444,13 @@ class ToolRunner:
     ) -> Any:
         if inspect.iscoroutinefunction(run):
             return await run(*arguments, **named)
+        room = self._rooms.get(agent)
         # A thread cannot be ended. When the runtime ends it is left behind, its call in doubt, so
         # that no body can keep a runtime from closing.
         # In a tuple: trio takes a coroutine that comes out of a thread for a mistake.
         (value,) = await trio.to_thread.run_sync(
             lambda: (run(*arguments, **named),),
-            limiter=self._limiter,
+            limiter=self._limiter if room is None else room.threads_with(self._limiter),
             thread_name=name,
             abandon_on_cancel=True,
         )

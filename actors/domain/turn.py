@@ -32,6 +32,7 @@ from abeyance.storage.store import Store
 from abeyance.storage.tables.blocks import Block, TextBlock, ToolUseBlock
 from abeyance.storage.tables.slots import Body, Held
 
+from .agent_limits import DEFAULT_LIMITS, AgentLimits, AgentRoom
 from .alert_book import AlertDesk
 from .approvals import denial_of
 from .budgets import Budget
@@ -104,6 +105,7 @@ class TurnSettings:
     context: ContextStrategy | None = None
     purpose: Purpose = "turn"
     budgets: tuple[Budget, ...] = ()
+    limits: AgentLimits = DEFAULT_LIMITS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +125,8 @@ class TurnSeams:
     """Called with the agent's name when a turn of its has ended. Neither blocks nor raises."""
     usage: AccountUsage | None = None
     spending: Spender | None = None
+    room: AgentRoom = field(default_factory=AgentRoom)
+    """How many turns may go on at once, of the agent and what stands for it."""
 
 
 class TurnEnded(NamedTuple):

@@ -35,6 +35,7 @@ from .reports import (
     ImportReport,
     InboxReport,
     InboxRowReport,
+    LimitReport,
     ModelReport,
     ModeReport,
     NodeReport,
@@ -539,6 +540,7 @@ def report_status(status: Any) -> StatusReport:
                 AdmissionReport,
                 waits=tuple(_mirror(wait, WaitReport) for wait in agent.admission.waits),
             ),
+            limits=_mirror(agent.limits, LimitReport),
             pid=status.pid,
         )
         for agent in status.agents

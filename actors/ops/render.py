@@ -73,11 +73,39 @@ def print_status(console: Console, report: StatusReport, now_ms: int) -> None:
     else:
         console.print("No agents.")
     console.print()
+    _print_limits(console, report.agents)
     _print_holds(console, report, now_ms)
     print_waits(console, report.waits, now_ms)
     if report.dead_letters or report.quarantine:
         console.print()
         console.print(f"{report.dead_letters} dead letters, {report.quarantine} in quarantine.")
+
+
+def _print_limits(console: Console, agents: tuple[AgentReport, ...]) -> None:
+    """Print who is at a limit of its own: what it takes next is refused, or waits."""
+    full = [(agent, reached) for agent in agents if (reached := _reached(agent))]
+    for agent, reached in full:
+        console.print(_shown(f"{agent.name} is at its limits: {reached}"), soft_wrap=True)
+    if full:
+        console.print()
+
+
+def _reached(agent: AgentReport) -> str:
+    limits = agent.limits
+    if limits is None:
+        return ""
+    said = []
+    if agent.inbox >= limits.inbox_messages_max:
+        said.append(f"inbox {agent.inbox} of {limits.inbox_messages_max} messages")
+    # The last bytes are seldom used up: messages do not fit long before.
+    if limits.inbox_bytes > limits.inbox_bytes_max * 7 // 8:
+        said.append(f"inbox {limits.inbox_bytes:,} of {limits.inbox_bytes_max:,} bytes")
+    if limits.turns_max is not None and limits.turns_waiting:
+        waiting = f"{limits.turns_waiting} waiting"
+        said.append(f"turns {limits.turns} of {limits.turns_max}, {waiting}")
+    if limits.tool_threads >= limits.tool_threads_max:
+        said.append(f"tool threads {limits.tool_threads} of {limits.tool_threads_max}")
+    return "; ".join(said)
 
 
 def _print_holds(console: Console, report: StatusReport, now_ms: int) -> None:

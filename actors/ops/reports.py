@@ -39,6 +39,20 @@ class AdmissionReport(msgspec.Struct, frozen=True, kw_only=True):
     calls: int
 
 
+class LimitReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent takes of its host, and how much it may."""
+
+    inbox_messages_max: int
+    inbox_bytes: int
+    inbox_bytes_max: int
+    message_bytes_max: int
+    turns: int
+    turns_waiting: int
+    turns_max: int | None
+    tool_threads: int
+    tool_threads_max: int
+
+
 class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     """One agent. `turn`, `round` and `attempts` describe its open turn, or are None."""
 
@@ -53,6 +67,8 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     wakes: int
     admission: AdmissionReport | None = None
     """None: the host is of a version that does not say."""
+    limits: LimitReport | None = None
+    """None: a store says it, or a host of a version that does not say."""
     pid: int | None = None
     """The process that runs it; None for what a store says."""
 

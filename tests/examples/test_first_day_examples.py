@@ -39,6 +39,21 @@ def test_stop_button_ends_the_turn_once_and_the_next_message_is_answered(tmp_pat
     ]
 
 
+def test_message_past_a_limit_comes_back_and_is_sent_later(tmp_path: Path) -> None:
+    assert play("limits.py", str(tmp_path / "state")) == [
+        "too large: 7028 of 1000 bytes",
+        "full: 2 of 2 messages",
+        "waiting: 2 of 2",
+        "user: Hello?",
+        "ana: Hello!",
+        "user: note one",
+        "user: note two",
+        "ana: Two notes, I see.",
+        "user: note three",
+        "ana: And a third.",
+    ]
+
+
 def test_wait_is_ended_over_http_by_who_has_the_token(tmp_path: Path) -> None:
     assert play("http_api.py", str(tmp_path / "state")) == [
         "ana may not call m",

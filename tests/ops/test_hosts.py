@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 from rich.console import Console
@@ -24,7 +25,7 @@ from abeyance.actors.ops.client import (
     HostSilentError,
     RefusedByHostError,
 )
-from abeyance.actors.ops.reports import AgentReport, StatusReport, WaitReport
+from abeyance.actors.ops.reports import AgentReport, LimitReport, StatusReport, WaitReport
 
 from ..stopping import stop_between_commits
 
@@ -320,6 +321,33 @@ def test_all_silent_hosts_are_named(state: Path, listening: Any) -> None:
         pytest.raises(HostSilentError, match="host processes 77, 78 did not answer"),
     ):
         ControlClient(state, timeout_s=0.05)
+
+
+@pytest.mark.parametrize("columns", [120, 40], ids=["a table", "blocks"])
+def test_status_names_who_is_at_a_limit_of_its_own_and_nobody_else(columns: int) -> None:
+    free = LimitReport(
+        inbox_messages_max=3, inbox_bytes=0, inbox_bytes_max=800, message_bytes_max=100, turns=2,
+        turns_waiting=0, turns_max=2, tool_threads=1, tool_threads_max=2,
+    )  # fmt: skip
+    full = msgspec.structs.replace(free, inbox_bytes=701, turns_waiting=4, tool_threads=2)
+    agents = tuple(
+        AgentReport(
+            name=name, state="idle", model="m", turn=None, round=None, attempts=None, held=None,
+            inbox=inbox, wakes=0, limits=limits,
+        )
+        for name, inbox, limits in (("ana", 3, full), ("bo", 2, free), ("cy", 9, None))
+    )  # fmt: skip
+    report = StatusReport(
+        directory="d", store_id="s", pid=1, started_ms=None, agents=agents, waits=(),
+        dead_letters=0, quarantine=0,
+    )  # fmt: skip
+    out = io.StringIO()
+    render.print_status(Console(file=out, width=columns), report, 0)
+    said = [line for line in out.getvalue().splitlines() if "limits" in line]
+    assert said == [
+        "ana is at its limits: inbox 3 of 3 messages; inbox 701 of 800 bytes; turns 2 of 2, "
+        "4 waiting; tool threads 2 of 2"
+    ]
 
 
 # -- names that are on disk already ---------------------------------------------------------------

@@ -84,6 +84,8 @@ def test_a_file_declares_providers_and_agents(tmp_path: Path, monkeypatch: pytes
         system = "You are Ana."
         tools = ["served_tools:look"]
         rounds_max = 3
+        inbox_messages_max = 5
+        turns_max = 2
 
         [agents.bo]
         provider = "o"
@@ -98,6 +100,7 @@ def test_a_file_declares_providers_and_agents(tmp_path: Path, monkeypatch: pytes
     assert isinstance(ana.provider, AnthropicProvider)
     assert isinstance(bo.provider, OpenAIProvider)
     assert (ana.name, ana.model, ana.system, ana.rounds_max) == ("ana", "claude", "You are Ana.", 3)
+    assert (ana.inbox_messages_max, ana.turns_max, bo.turns_max) == (5, 2, None)
     assert [tool.name for tool in ana.tools] == ["look"]
     assert (bo.name, bo.slot) == ("bo", "table")
 
@@ -134,6 +137,9 @@ WITHOUT = {
     "agents.ana.modell": ECHO.replace('model = "m"', 'model = "m"\nmodell = "m"', 1),
     "agents.ana.model": ECHO.replace('model = "m"', "model = 5", 1),
     "agents.ana.provider": ECHO.replace('provider = "here"', 'provider = "there"', 1),
+    "agents.ana.tool_threads_max": ECHO.replace(
+        'model = "m"', 'model = "m"\ntool_threads_max = 17', 1
+    ),
     "agents.ana.rounds_max": ECHO.replace('model = "m"', 'model = "m"\nrounds_max = 0', 1),
     "agents.framework.name": ECHO.replace("agents.ana", "agents.framework"),
     "agents.ana.tools": ECHO.replace('model = "m"', 'model = "m"\ntools = ["no_such:thing"]', 1),

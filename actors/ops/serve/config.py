@@ -19,6 +19,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
+from abeyance.actors.domain.agent_limits import BOUNDS, DEFAULT_LIMITS
 from abeyance.actors.domain.errors import InvalidInputError
 from abeyance.actors.domain.ingress import check_agent_name
 from abeyance.actors.domain.spec import AgentSpec, check_spec
@@ -157,6 +158,11 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Each a `Tool`, as `package.module:name`; the working directory is looked in first."""
     rounds_max: _Count = 100
     output_tokens_max: _Count = 4_096
+    inbox_messages_max: _Count = DEFAULT_LIMITS.inbox_messages_max
+    inbox_bytes_max: _Count = DEFAULT_LIMITS.inbox_bytes_max
+    message_bytes_max: _Count = DEFAULT_LIMITS.message_bytes_max
+    turns_max: _Count | None = None
+    tool_threads_max: _Count = DEFAULT_LIMITS.tool_threads_max
 
 
 class _File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -254,6 +260,7 @@ def _agent(name: str, value: Any, providers: Mapping[str, Provider]) -> AgentSpe
         tools=[_tool(f"{place}.tools", text) for text in config.tools],
         rounds_max=config.rounds_max,
         output_tokens_max=config.output_tokens_max,
+        **{name: getattr(config, name) for name in BOUNDS},
     )
     try:
         check_agent_name(name, "name")
