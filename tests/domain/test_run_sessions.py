@@ -156,6 +156,7 @@ async def test_row_of_a_suspended_run_says_everything_of_its_wall_after_a_restar
         (row,) = world.rows("runs")
         assert (row.suspension.ordinal, row.suspension.attempt) == (3, 1)
         assert row.suspension.told_by == "windows"
+        assert row.suspension.folder == status.folder, "recorded, whatever is there now"
         assert row.suspension.failure == status.reason
         runtime.add_workflow("code", body, 3)
         assert (await runtime.wait_run("k")).state == "completed"
