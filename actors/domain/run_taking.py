@@ -183,12 +183,12 @@ class Taking:
             stands = doubtful(self._store, run)
             return self._claims.recovery(record, INEXACT, None if stands is None else stands[0])
         choice = record.choice
-        if choice is not None and not workflow.fallbacks:
+        known = choice is None or workflow.may_use(choice.provider, choice.model)
+        if choice is not None and not workflow.fallbacks and self._claims.is_handed_over(run):
+            # Chosen in a stopped store; what was chosen in a host was checked there.
             known = self._agents.has_provider(choice.provider)
             if not known and trio.current_time() < self._complete_s:
                 return None
-        else:
-            known = choice is None or workflow.may_use(choice.provider, choice.model)
         if choice is not None and not known:
             return self._unusable(record, choice, workflow)
         return self._claims.taken_up(record)

@@ -306,6 +306,35 @@ async def test_fallback_of_a_provider_that_is_added_behind_its_workflow_is_gone_
     assert choosy.called == [None, GPT]
 
 
+@pytest.mark.behaviour("S-052")
+async def test_fallback_that_a_host_checked_is_gone_on_with_by_one_that_has_no_such_provider(
+    world: World, virtual_time: MockClock
+) -> None:
+    """What a workflow calls is its own: another process of the store may have it all the same."""
+    called = list[ModelChoice | None]()
+
+    async def act(choice: ModelChoice | None) -> str:
+        called.append(choice)
+        if len(called) < 3:
+            raise wall(None if choice is None else world.clock.now_ms() + HOUR)
+        return "done"
+
+    async def body(run: RunContext, _params: Any) -> Any:
+        return await run.do("call", act, run.choice)
+
+    async with world.open() as runtime:
+        runtime.add_provider("openai", world.provider([]))
+        runtime.add_workflow("w", body)
+        await runtime.start_run("k", "w")
+        await until(lambda: runtime.run("k").state == "waiting_for_capacity_unknown")
+        await runtime.use_fallback("k", provider="openai", model="gpt", requester="ops")
+        await until(lambda: runtime.run("k").state == "waiting_for_capacity")
+    async with world.open() as runtime:
+        runtime.add_workflow("w", body)
+        assert (await runtime.wait_run("k")).state == "completed"
+    assert called == [None, GPT, GPT]
+
+
 async def asking(world: World) -> Any:
     """A run that waits for the held turn of `ana`."""
 
