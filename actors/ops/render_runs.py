@@ -19,6 +19,7 @@ from .instants import local_text
 from .run_reports import RunActReport, RunDetailReport, RunReport, RunsReport
 
 _OPEN = ("running", "resuming")
+_ENDED = ("completed", "failed", "cancelled")
 _DECIDE = {
     "waiting_for_capacity": "sooner: resume, fallback or cancel",
     "waiting_for_capacity_unknown": "nobody said until when: resume, fallback or cancel",
@@ -102,7 +103,7 @@ def print_run(console: Console, report: RunDetailReport) -> None:
 def print_act(console: Console, verb: str, report: RunActReport) -> None:
     """Print what an act came to."""
     state = report.state.replace("_", " ")
-    if not report.changed and verb == "take-over":
+    if not report.changed and verb == "take-over" and report.state not in _ENDED:
         line = f"{report.id} is {state}; no other live process owns it, so nothing was taken."
     elif not report.changed:
         line = f"{report.id} is {state}; nothing was changed."
