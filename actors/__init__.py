@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .domain.compacting import CompactingContext
     from .domain.context import ContextDesk, ContextStrategy, Summary
     from .domain.drafts import Draft
+    from .domain.errors import CallDeferredError, RunExhaustedError
     from .domain.fallback import FallbackChain, ModelChoice
     from .domain.imports import ImportedMessage, ImportRepair, ImportReport
     from .domain.mode import QuiesceReceipt, ResumeReceipt
@@ -109,6 +110,7 @@ __all__ = [
     "ArchivedMessage",
     "Backoff",
     "Budget",
+    "CallDeferredError",
     "CallFailure",
     "CancelReceipt",
     "ChildSpec",
@@ -152,6 +154,7 @@ __all__ = [
     "Retry",
     "RunContext",
     "RunEndedError",
+    "RunExhaustedError",
     "RunHandle",
     "RunOpenError",
     "RunOwnedElsewhereError",
@@ -228,6 +231,7 @@ _HOMES: Final = {
         "Summary",
     ),
     ".domain.drafts": ("Draft",),
+    ".domain.errors": ("CallDeferredError", "RunExhaustedError"),
     ".domain.fallback": (
         "FallbackChain",
         "ModelChoice",

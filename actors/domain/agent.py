@@ -249,10 +249,7 @@ class Agent(TrioActor):
     def _found_open_turn(self, answer: Answer) -> None:
         turn: Turn | None = answer.unwrap()
         held = None if turn is None or turn.state != "held" else turn.held
-        # A hold is of one model: an agent that was given another since goes on with that one, and
-        # the old one's wait stands for whoever asks for it again.
-        by_person = held is not None and held.cause == "approval"
-        if held is not None and (by_person or held.model == self._settings.model):
+        if held is not None:
             cause, why = held.cause, "held before this start"
             self._holding.begin(Deferral(held.agent, held.model, None, why, cause))
             self._holding.look_again()

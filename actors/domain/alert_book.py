@@ -54,7 +54,7 @@ class Alert:
         deadline_ms: When what it tells of ends, in epoch milliseconds; None: not by itself.
         episode: What tells this hold, or this time that something cannot be read, from the next.
             A receiver that is given an alert twice knows it again by this.
-        at_ms: When it was raised, in epoch milliseconds.
+        at_ms: When it was raised, in epoch milliseconds; None where its row cannot be read.
     """
 
     id: int | None
@@ -64,7 +64,7 @@ class Alert:
     text: str
     deadline_ms: int | None
     episode: str
-    at_ms: int
+    at_ms: int | None
 
     def as_json(self) -> dict[str, Any]:
         """Plain data, for a line of a log or a request's body."""
@@ -386,7 +386,7 @@ def alert_of(key: tuple[Any, ...], row: Any) -> Alert:
     number = key[0] if key and isinstance(key[0], int) else None
     if row is None or isinstance(row, Exception):
         text = clean_text(f"this alert cannot be read: {row}", ALERT_CHARS_MAX)
-        return Alert(number, "unreadable", FRAMEWORK, EVERY, text, None, "unreadable", 0)
+        return Alert(number, "unreadable", FRAMEWORK, EVERY, text, None, "unreadable", None)
     record = row.record
     return Alert(
         id=number,

@@ -219,6 +219,7 @@ class Alerts(TrioActor):
     def _requests_of(self, item: _Item) -> Requests | None:
         """What stores an alert; None where its episode has one."""
         alert = item.alert
+        assert alert.at_ms is not None  # It is raised here, and not read from a row.
         key = _key(item)
         before: list[Request] = []
         counter = 0

@@ -39,7 +39,7 @@ async def bounded_call(provider: Provider, request: ModelRequest, on_delta: OnDe
         return await provider.call(request, on_delta)
     raise ProviderStalledError(
         f"the provider neither answered nor failed within {limit_s:g} s; the request may have been "
-        "processed, no reply was taken; ask the gate again",
+        "processed, no reply was taken; the call may be made again once nothing holds it",
         retryable=True,
     )
 

@@ -109,8 +109,7 @@ class Holding:
         """Find out whether what holds the turn still does."""
         if self._view.activity != "held" or self._view.held is None or self._kept.stopping:
             return
-        if self._choice is not None and self._choice.leaves(self._view.held):
-            # Its wait stands, for whoever asks that model again.
+        if self._leaves(self._view.held):
             self._go_on()
         elif self._view.held.cause == "quota":
             if self.released:
@@ -130,10 +129,15 @@ class Holding:
         self.is_looking = False
         if self._view.activity != "held":
             return
-        if still is None:
+        # What is behind a pause of the agent may be a wait of a model that it left.
+        if still is None or self._leaves(still):
             self._go_on()
             return
         self._stands(still)
+
+    def _leaves(self, held: Deferral) -> bool:
+        """Whether that is of a model the agent left. Its wait stands, for whoever asks it again."""
+        return self._choice is not None and self._choice.leaves(held)
 
     def _look_at_approvals(self, held: Deferral) -> None:
         """Whether the turn can act on what a person has decided, or not decided in time."""

@@ -291,9 +291,8 @@ def print_alerts(console: Console, alerts: tuple[AlertReport, ...]) -> None:
     if not alerts:
         console.print("No alerts.")
     for alert in alerts:
-        head = (
-            f"{alert.id}  {local_text(alert.at_ms)}  {alert.kind}  {alert.agent} on {alert.model}"
-        )
+        at = "at a time that cannot be read" if alert.at_ms is None else local_text(alert.at_ms)
+        head = f"{alert.id}  {at}  {alert.kind}  {alert.agent} on {alert.model}"
         console.print(_shown(head, "bold"))
         console.print(_shown(f"  {alert.text}"), soft_wrap=True)
 

@@ -308,7 +308,8 @@ class EntriesReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AlertReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One alert. `deadline_ms` is None where what it tells of does not end by itself."""
+    """One alert. `deadline_ms` is None where what it tells of does not end by itself, `at_ms` where
+    its row cannot be read."""
 
     id: int
     kind: str
@@ -317,7 +318,7 @@ class AlertReport(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     deadline_ms: int | None
     episode: str
-    at_ms: int
+    at_ms: int | None
 
 
 class AlertsReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -153,7 +153,11 @@ def _failure(
     return ProviderError(
         f"{provider} refused the call with {_named(status, stated)}"
         f"{': ' + words if words else ''}; no reply was taken from it; "
-        + ("ask the gate again" if retryable else "change the request or the credentials"),
+        + (
+            "the call may be made again once nothing holds it"
+            if retryable
+            else "change the request or the credentials"
+        ),
         retryable=retryable,
         status=status,
         stated=stated,

@@ -296,7 +296,7 @@ class SdkProvider(ABC):
             words = printable(self._scrubbed(str(error)), chars_max=300)
             return ProviderError(
                 f"{self._name} sent a reply that cannot be used: {words}; none of it was taken; "
-                "ask the gate again",
+                "the call may be made again once nothing holds it",
                 retryable=True,
             )
         sent = not any(isinstance(cause, _UNSENT) for cause in _causes(error))
@@ -305,7 +305,7 @@ class SdkProvider(ABC):
         return ProviderError(
             f"the call to {self._name} failed ({printable(words, chars_max=300)}); "
             + ("whether it was processed is unknown" if sent else "nothing was sent")
-            + "; ask the gate again",
+            + "; the call may be made again once nothing holds it",
             retryable=True,
             sent=sent,
         )
@@ -342,7 +342,7 @@ class SdkProvider(ABC):
     def _late(self, what: str) -> ProviderStalledError:
         return ProviderStalledError(
             f"{self._name} sent {what}; the request may have been processed, no reply was taken; "
-            "ask the gate again",
+            "the call may be made again once nothing holds it",
             retryable=True,
         )
 

@@ -169,6 +169,6 @@ def _is_loopback(host: str) -> bool:
 def _stalled(idle_s: float, when: str) -> ProviderStalledError:
     return ProviderStalledError(
         f"the provider sent nothing for {idle_s:g} s {when}; the request may have been processed, "
-        "no reply was taken; ask the gate again",
+        "no reply was taken; the call may be made again once nothing holds it",
         retryable=True,
     )

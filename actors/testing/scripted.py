@@ -227,7 +227,7 @@ class _Stall:
         await trio.sleep(self.idle_s)
         raise ProviderStalledError(
             f"the scripted provider sent nothing for {self.idle_s} s; the request may have been "
-            "processed; ask the gate again",
+            "processed; the call may be made again once nothing holds it",
             retryable=True,
         )
 

@@ -2,8 +2,7 @@
 
 import trio
 
-from abeyance.actors import AgentSpec, open_runtime
-from abeyance.actors.domain.errors import RunExhaustedError
+from abeyance.actors import AgentSpec, RunExhaustedError, open_runtime
 from abeyance.actors.providers import AnthropicProvider
 
 

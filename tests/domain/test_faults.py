@@ -41,6 +41,7 @@ from abeyance.storage.store import NotStored, Put, Request
 from abeyance.storage.tables.ownership import Owner
 from abeyance.storage.tables.waits import WaitReleased
 
+from .test_cooldowns import GREW
 from .world import World, shown, tool, until
 
 NO_ROOM = DiskFullError("no room; nothing is stored; make room", path="memory")
@@ -319,16 +320,19 @@ async def test_a_quota_hold_goes_with_its_model_and_ends_by_a_release_of_it(
 
 
 @pytest.mark.behaviour("W-021")
+@pytest.mark.parametrize("words", ["slow down", GREW], ids=["wait", "cooldown over a wait"])
 async def test_an_agent_that_was_given_another_model_is_not_held_by_the_old_ones_wait(
-    world: World, virtual_time: MockClock
+    world: World, virtual_time: MockClock, words: str
 ) -> None:
     async with world.open():
-        ana = await world.add([fail(429, retry_after=3_600)], model="m1")
+        ana = await world.add([fail(429, retry_after=3_600, body=words)], model="m1")
         await ana.send("one")
         await ana.wait_idle()
     async with world.open() as runtime:
         ana = await world.add([reply("by m2")], model="m2")
+        began = trio.current_time()
         await ana.wait_idle()
+        assert trio.current_time() == began, "it goes on at once, and not at its next look"
         assert (await shown(ana))[-1] == "assistant: by m2"
         assert [wait.model for wait in runtime.provider_waits("ana")] == ["m1"]
     async with world.open():

@@ -13,8 +13,9 @@ from abeyance.actors import AgentSpec, HostedRuntime, open_runtime
 from abeyance.actors.domain.protocol import RecordWait
 from abeyance.actors.ops import cli
 from abeyance.actors.ops.client import ControlClient, RefusedByHostError
-from abeyance.actors.testing import ScriptedProvider, fail
+from abeyance.actors.testing import ScriptedProvider, WallClock, fail
 
+from ..domain.damage import damage
 from .test_control import asked, in_thread, request
 
 
@@ -66,6 +67,25 @@ async def test_host_and_stopped_store_list_the_same_alerts(
     assert head.endswith("provider_wait  ana on m3")
     assert text.strip() == every[2]["text"]
     assert "\x1b" not in out
+
+
+async def test_alert_whose_row_cannot_be_read_is_listed_without_a_time(
+    state: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_runtime(state) as runtime:
+        await runtime._ledger.ask(RecordWait("ana", "m1", None, "slow down"))
+        while not runtime.alerts():
+            await trio.lowlevel.checkpoint()
+    damage(state, WallClock(), "alerts", (1,), "damaged")
+    async with open_runtime(state):
+        running = await listed(state, capsys)
+        assert await in_thread(through_client, state, {}) == ["*"]
+    assert running == await listed(state, capsys)
+    assert [(alert["kind"], alert["at_ms"]) for alert in running] == [("unreadable", None)]
+    assert await run("alerts", str(state)) == 0
+    head, text = capsys.readouterr().out.splitlines()
+    assert head == "1  at a time that cannot be read  unreadable  framework on *"
+    assert "cannot be read" in text
 
 
 async def test_alerts_of_a_store_without_any_say_so(

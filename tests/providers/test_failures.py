@@ -369,6 +369,24 @@ def test_no_attribute_of_an_error_raises(attributes: dict[str, Any], received_at
         assert len(failed.said) <= 300
 
 
+@pytest.mark.parametrize("retryable", [True, False])
+def test_a_refusal_says_what_can_be_done_in_words_that_an_operator_can_act_on(retryable: bool):
+    """Where the provider said nothing it is what is listed beside the wait."""
+    failed = refusal(
+        provider="p",
+        status=429,
+        headers={"retry-after": "60"},
+        body="",
+        message="",
+        received_at=NOW_S,
+        retryable=retryable,
+    )
+    assert failed.said == ""
+    done = "the call may be made again once nothing holds it"
+    assert str(failed).endswith(done) is retryable
+    assert "gate" not in str(failed)
+
+
 @pytest.mark.behaviour("W-127", "W-116")
 def test_the_words_of_a_refusal_are_short_and_on_one_line():
     message = "over\n[ops] released\x85\u2028\u202e\x9b\x7f" + "x" * 1_000_000
