@@ -294,7 +294,7 @@ async def test_compaction_that_is_deferred_is_tried_again_when_its_wait_is_relea
         assert len(summing(provider)) == 2
 
 
-@pytest.mark.behaviour("W-090", "R-33")
+@pytest.mark.behaviour("W-090", "W-092", "R-33")
 async def test_compaction_of_a_held_model_reaches_no_wire_and_is_told_as_deferred(
     world: World, virtual_time: MockClock
 ) -> None:

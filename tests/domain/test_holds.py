@@ -180,21 +180,26 @@ async def test_a_release_between_the_waits_record_and_the_hold_runs_the_turn(
 
 
 @pytest.mark.behaviour("W-075")
+@pytest.mark.parametrize("ends", [True, False], ids=["an end", "no end"])
 async def test_a_longer_wait_stated_meanwhile_extends_the_hold(
-    world: World, virtual_time: MockClock
+    world: World, virtual_time: MockClock, ends: bool
 ) -> None:
-    async with world.open():
+    async with world.open() as runtime:
         ana = await world.add([fail(429, retry_after=10), reply("late")])
         await ana.send("go")
         await ana.wait_idle()
-        until_ms = world.clock.now_ms() + 30_000
+        until_ms = world.clock.now_ms() + 30_000 if ends else None
         await state_wait(world, until_ms)
         await trio.sleep(20)
         await ana.wait_idle()
         assert world.state().held.deadline_ms == until_ms
         assert len(world.providers[0].requests) == 1
-        await trio.sleep(15)
+        await trio.sleep(15 if ends else 86_400)
         await ana.wait_idle()
+        if not ends:
+            assert len(world.providers[0].requests) == 1
+            await runtime.release_provider_wait("ana", requester="ops")
+            await ana.wait_idle()
         assert (await shown(ana))[-1] == "assistant: late"
 
 
