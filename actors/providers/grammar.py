@@ -79,6 +79,8 @@ _CLOCKED = re.compile(r"([0-9]{1,6}):([0-5][0-9]):([0-5][0-9])(?:\.([0-9]++))?(?
 """As Python writes the rest of a duration behind its days: `1 day, 2:03:04`."""
 _HOURS_MINUTES = re.compile(r"([0-9]{1,3}):([0-5][0-9])(?![0-9:])")
 """The same without seconds. Only behind days: by itself it may be minutes and seconds."""
+_TIMESPAN = re.compile(rf"([0-9]{{1,8}})\.(?={_CLOCKED.pattern})")
+"""The days that .NET writes in front of a clock: `1.02:03:04`."""
 _BARE_MINUTES = re.compile(rf"([0-5][0-9])(?![\w:.,]|\s{{0,8}}{UNIT})", re.IGNORECASE | re.VERBOSE)
 """`1h30`: minutes that stand right behind hours and name no unit."""
 _RANGE = re.compile(
@@ -218,6 +220,8 @@ def _leading_one(text: str, position: int) -> tuple[Milliseconds, int] | None:
         return stated, iso.end()
     end, last_ns = position, 0
     total: Milliseconds = 0
+    if (days := _TIMESPAN.match(text, position)) is not None:
+        total, end = _scaled(days[1], 0, _DAY_NS), days.end()
     while (term := _next_term(text, end, last_ns)) is not None:
         whole, fraction = term.group(1), term.group(2) or ""
         last_ns = _unit_ns(term)

@@ -26,13 +26,16 @@ def _of_a_deployment(response: Response) -> bool:
 
 def recognises(response: Response) -> bool:
     return "x-ms-region" in response.headers or (
-        "apim-request-id" in response.headers or _AZURE.search(response.words) is not None
+        "apim-request-id" in response.headers
+        or openai.GATEWAY_QUOTA.matches(response)
+        or _AZURE.search(response.words) is not None
     )
 
 
 KINDS = (
     NO_CREDIT,
     openai.NO_QUOTA_WORDS,
+    openai.GATEWAY_QUOTA,
     openai.TOO_LARGE,
     named("NoCapacity", "server_overloaded", kind=WaitKind.OVERLOADED),
     worded(

@@ -17,10 +17,16 @@ _BUCKETS = {"tokens", "requests", "images", "input-images"}
 _RATE_NAMES = {"rate_limit_exceeded", "rate_limit_error"}
 
 NO_QUOTA_WORDS = worded(
-    r"exceeded your current quota|insufficient (?:balance|credits|funds)",
-    "exceeded your current quota, insufficient balance",
+    r"exceeded your current quota|insufficient (?:balance|credits|funds)"
+    r"|used all available credits",
+    "exceeded your current quota, insufficient balance, used all available credits",
     kind=WaitKind.QUOTA_EXHAUSTED,
     scope=WaitScope.ACCOUNT,
+)
+GATEWAY_QUOTA = worded(
+    r"out of (?:call volume|bandwidth) quota",
+    "Out of call volume quota, Out of bandwidth quota (of a gateway in front of Azure, with 403)",
+    kind=WaitKind.QUOTA_EXHAUSTED,
 )
 TOO_LARGE = worded(
     r"\brequest too large for\b",
@@ -61,6 +67,7 @@ RATE_WORDS = worded(
 KINDS = (
     NO_CREDIT,
     NO_QUOTA_WORDS,
+    GATEWAY_QUOTA,
     TOO_LARGE,
     BUSY_NAMES,
     BUSY,

@@ -19,8 +19,8 @@ _LEAD = re.compile(
     (?: \b(?:try|trying|retry|retrying)(?:{_GAP}(?:again|(?:your|the|this){_GAP}request))?
         {_GAP}(?:in|after)
       | \bwait(?:ing)?(?:{_GAP}for)?
-      | \b(?:resets?|resetting|renews?|refresh(?:es)?|resumes?|available)(?:{_GAP}again)?
-        {_GAP}(?:in|after)
+      | \b(?:resets?|resetting|renews?|replenished|refresh(?:es)?|resumes?|available)
+        (?:{_GAP}again)?{_GAP}(?:in|after)
       | \bback{_GAP}off(?:{_GAP}for)?
       | 请在 | 请等待 | 请于 | 将在
     )
