@@ -487,6 +487,7 @@ async def test_compaction_of_a_busy_agent_goes_ahead_of_its_next_turn(
         assert last[0] in summing(provider), "between the two turns"
         assert texts(last[1])[-1] == "user: e"
         assert texts(last[1])[0] == "user: a", "which began before it was kept"
+        await compacted(world)
         await say(world, ana, "f")
         assert turns(provider)[-1][0] == SUMMED
 

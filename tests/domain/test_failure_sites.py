@@ -34,10 +34,17 @@ WAIT_S = 1_200
 class OnTheWire:
     """An agent whose provider is the Anthropic adapter, on a simulator."""
 
-    def __init__(self, world: World, simulator: ProviderSimulator, ana: AgentHandle) -> None:
+    def __init__(
+        self,
+        world: World,
+        simulator: ProviderSimulator,
+        ana: AgentHandle,
+        provider: AnthropicProvider,
+    ) -> None:
         self.world = world
         self.simulator = simulator
         self.ana = ana
+        self.provider = provider
 
     @property
     def calls(self) -> int:
@@ -65,7 +72,7 @@ async def on_the_wire(
                 ana = await runtime.add_agent(
                     AgentSpec(name="ana", provider=provider, model="m", **spec)
                 )
-                yield OnTheWire(world, simulator, ana)
+                yield OnTheWire(world, simulator, ana, provider)
         finally:
             await provider.aclose()
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import anthropic
 import pytest
 import trio
 from trio.testing import MockClock
 
 from abeyance.actors.domain.errors import CallDeferredError
-from abeyance.actors.providers.port import ProviderError
+from abeyance.actors.providers import AnthropicProvider
+from abeyance.actors.providers.port import PermitError, ProviderError
 from abeyance.actors.testing import fail, reply
 from abeyance.actors.testing.simulator import Answer
 
@@ -40,24 +42,31 @@ async def test_while_a_wait_binds_the_runtime_makes_no_call_whatever_an_adapter_
 ) -> None:
     pokes = 0
 
-    async def keep_alive() -> None:
+    async def keep_alive(adapter: AnthropicProvider) -> None:
+        """Traffic that the runtime did not ask for, by whatever client the adapter has."""
         nonlocal pokes
         while True:
-            await trio.sleep(60)
-            pokes += 1  # The adapter's own traffic: no permit, no request of the runtime's.
+            await trio.sleep(600)
+            with pytest.raises(anthropic.APIConnectionError) as caught:
+                await adapter._client.models.list()
+            assert isinstance(caught.value.__cause__, PermitError)
+            pokes += 1
 
-    async with world.open(), trio.open_nursery() as nursery:
-        ana = await world.add([fail(429, retry_after=7_200), reply("late")])
-        nursery.start_soon(keep_alive)
-        await ana.send("a")
-        await ana.wait_idle()
+    limited = Answer(status=429, headers={"retry-after": "7200"})
+    async with (
+        on_the_wire(world, limited, Answer(text="late")) as wire,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(keep_alive, wire.provider)
+        await wire.ana.send("a")
+        await wire.ana.wait_idle()
         await trio.sleep(7_000)
-        assert pokes > 100
-        assert len(world.providers[0].requests) == 1
+        assert pokes > 10
+        assert wire.calls == 1
         await trio.sleep(300)
-        await ana.wait_idle()
-        assert (await shown(ana))[-1] == "assistant: late"
-        assert len(world.providers[0].requests) == 2
+        await wire.ana.wait_idle()
+        assert (await shown(wire.ana))[-1] == "assistant: late"
+        assert wire.calls == 2
         nursery.cancel_scope.cancel()
 
 
