@@ -316,9 +316,9 @@ class AlertDesk:
         reason = f"row ({slot!r}, {agent!r}, {last}) of table contexts: {cause}"
         self.tell(RaiseAlert("context_unreadable", agent, EVERY, "context", reason, None, episode))
 
-    def prompt(self, agent: str, turn: int, problem: str) -> None:
-        """The function that gives an agent's system prompt failed a turn."""
-        episode = f"prompt:{turn}:{agent}"[:EPISODE_CHARS_MAX]
+    def prompt(self, agent: str, since: int, problem: str) -> None:
+        """The function that gives an agent's system prompt has failed every turn since one."""
+        episode = f"prompt:{since}:{agent}"[:EPISODE_CHARS_MAX]
         self.tell(RaiseAlert("system_prompt", agent, EVERY, "prompt", problem, None, episode))
 
     def parked(self, agent: str, error: BaseException) -> None:

@@ -60,7 +60,7 @@ from .slot_messages import (
 from .slot_rows import read_content, read_placed, read_rows
 from .spending import Spender
 from .streaming import Showing, Stream
-from .system_prompt import System, SystemPromptError, TurnInfo, decide, read_prompt
+from .system_prompt import System, SystemPromptError, TurnInfo, decide, failed_since, read_prompt
 from .tool_round import ToolRound
 from .tools import CallKey, Tool, ToolRunner
 from .usage_book import AccountUsage
@@ -259,7 +259,9 @@ class TurnTask:
 
     async def _unprompted(self, error: SystemPromptError) -> TurnEnded:
         if self._seams.alerts is not None:
-            self._seams.alerts.prompt(error.agent, error.turn, error.problem)
+            since = failed_since(self._seams.store, error.agent, error.turn)
+            if since is not None:
+                self._seams.alerts.prompt(error.agent, since, error.problem)
         text = f"this turn failed: {error}"
         return await self._fail(clean_text(text, MARKER_CHARS_MAX), error.code)
 

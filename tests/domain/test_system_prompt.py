@@ -22,6 +22,7 @@ from abeyance.actors.testing.invariant import Exchange, Said, violations
 from abeyance.storage.check import check
 
 from .damage import DAMAGES, damage
+from .test_alerts import settled
 from .test_recovery import KillAtStep
 from .world import World, shown, tool, until
 
@@ -275,6 +276,41 @@ async def test_a_function_that_gives_no_text_fails_its_turn_with_an_alert_and_lo
         assert (await shown(ana))[-2:] == ["user: b", "assistant: one"]
         assert systems(world) == ["mended"]
         assert [one.state for one in world.turns()] == ["failed", "done"]
+
+
+async def test_a_function_that_fails_turn_after_turn_alerts_once_until_it_has_worked(
+    world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(system_prompt, "EPISODE_TURNS", 4)
+    says: list[Any] = [broken]
+
+    def prompt(turn: TurnInfo) -> Any:
+        return says[0](turn)
+
+    async def go(times: int) -> list[str]:
+        async with world.open():
+            ana = await world.add([reply("ok")] * times, system=prompt)
+            for _ in range(times):
+                await ana.send("go")
+                await ana.wait_idle()
+            return [alert.episode for alert in await settled(world)]
+
+    assert await go(3) == ["prompt:1:ana"]
+    # A restart is no new episode, nor are more turns than are looked back at.
+    assert await go(2) == ["prompt:1:ana"]
+    says[0] = late
+    async with world.open():
+        ana = await world.add([], system=prompt)
+        await ana.send("go")
+        await until(lambda: world.state().state == "running")
+        await ana.cancel_turn(requester="ops")
+        await ana.wait_idle()
+    says[0] = broken
+    assert await go(1) == ["prompt:1:ana"]
+    says[0] = lambda turn: "mended"
+    await go(1)
+    says[0] = broken
+    assert await go(2) == ["prompt:1:ana", "prompt:9:ana"]
 
 
 async def test_a_turn_is_cancelled_while_its_function_is_asked(
