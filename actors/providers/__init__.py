@@ -7,6 +7,7 @@ from .capacity import CapacityExhaustedError, Exhaustion, capacity_error_of, exh
 from .declaration import ProviderIncompleteError, check_provider
 from .instants import deadline_ms, render_instant
 from .port import (
+    ContextTooLongError,
     ModelReply,
     ModelRequest,
     PermitError,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AnthropicProvider",
     "CapacityExhaustedError",
+    "ContextTooLongError",
     "Exhaustion",
     "ModelReply",
     "ModelRequest",

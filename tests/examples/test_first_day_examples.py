@@ -54,6 +54,26 @@ def test_message_past_a_limit_comes_back_and_is_sent_later(tmp_path: Path) -> No
     ]
 
 
+def test_request_past_the_models_context_goes_on_behind_a_summary_or_fails_typed(
+    tmp_path: Path,
+) -> None:
+    assert play("context_limit.py", str(tmp_path / "state")) == [
+        "a request is answered",
+        "a request is answered",
+        "a request is answered",
+        "a request is too long",
+        "summed up",
+        "a request is answered",
+        "rows 1 to 4: A summary of the conversation up to here:",
+        "",
+        "They wrote of towns.",
+        "a request is too long",
+        "summed up",
+        "a request is too long",
+        "marker: this turn failed: prompt is too long",
+    ]
+
+
 def test_wait_is_ended_over_http_by_who_has_the_token(tmp_path: Path) -> None:
     assert play("http_api.py", str(tmp_path / "state")) == [
         "ana may not call m",
