@@ -82,11 +82,9 @@ class AnthropicProvider(SdkProvider):
             context_tokens=context_tokens,
         )
 
-    def _response(
-        self, request: ModelRequest, headers: dict[str, str]
-    ) -> AbstractAsyncContextManager[Any]:
+    def _response(self, request: ModelRequest) -> AbstractAsyncContextManager[Any]:
         create: Any = self._client.messages.with_streaming_response.create
-        return create(**request_body(request), extra_headers=headers)  # type: ignore[no-any-return]
+        return create(**request_body(request))  # type: ignore[no-any-return]
 
     def _assembly(self, on_delta: OnDelta) -> ReplyAssembly:
         return ReplyAssembly(on_delta)

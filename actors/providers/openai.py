@@ -102,9 +102,7 @@ class OpenAIProvider(SdkProvider):
             context_tokens=context_tokens,
         )
 
-    def _response(
-        self, request: ModelRequest, headers: dict[str, str]
-    ) -> AbstractAsyncContextManager[Any]:
+    def _response(self, request: ModelRequest) -> AbstractAsyncContextManager[Any]:
         create: Any
         if self._api == "responses":
             create = self._client.responses.with_streaming_response.create
@@ -112,7 +110,7 @@ class OpenAIProvider(SdkProvider):
         else:
             create = self._client.chat.completions.with_streaming_response.create
             body = openai_chat_wire.request_body(request, output_limit=self._output_limit)
-        return create(**body, extra_headers=headers)  # type: ignore[no-any-return]
+        return create(**body)  # type: ignore[no-any-return]
 
     def _assembly(self, on_delta: OnDelta) -> Assembly:
         if self._api == "responses":

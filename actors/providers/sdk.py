@@ -43,7 +43,7 @@ from .port import (
     note_usage,
 )
 from .sse import ServerSentEvent, SseDecoder
-from .transport import PermitTransport
+from .transport import PermitTransport, carrying
 from .usage import read_usage
 from .wire import StatedError, UnreadableReplyError, error_of, read_json
 
@@ -209,9 +209,7 @@ class SdkProvider(ABC):
     # -- what an adapter adds -----------------------------------------------------------------
 
     @abstractmethod
-    def _response(
-        self, request: ModelRequest, headers: dict[str, str]
-    ) -> AbstractAsyncContextManager[Any]:
+    def _response(self, request: ModelRequest) -> AbstractAsyncContextManager[Any]:
         """The SDK's streaming response to a request."""
 
     @abstractmethod
@@ -231,7 +229,14 @@ class SdkProvider(ABC):
         self._note_secret(str(self._client.api_key) if key is None else key)
         assembly = self._assembly(on_delta)
         headers = {} if key is None else self._key_header(key)
-        async with self._response(request, headers) as response:
+        # Past the SDK, which logs the headers that a call is given.
+        with carrying(headers):
+            return await self._streamed(request, assembly, first)
+
+    async def _streamed(
+        self, request: ModelRequest, assembly: Assembly, first: trio.CancelScope
+    ) -> ModelReply:
+        async with self._response(request) as response:
             self._note_usage(response.http_response, None)
             body = response.http_response.aiter_bytes()
             decoder = SseDecoder()

@@ -20,7 +20,9 @@ import math
 import socket
 import sys
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import httpx2
 import trio
@@ -31,6 +33,19 @@ _FINISH_GRACE_S = 0.25
 """How long a reader that is done waits for the response's end, so the connection can be reused."""
 
 _KEEP_ALIVE_S = 60
+
+
+_carried: ContextVar[Mapping[str, str]] = ContextVar("abeyance_carried_headers")
+
+
+@contextmanager
+def carrying(headers: Mapping[str, str]) -> Iterator[None]:
+    """Have the requests of this block leave with these headers, which nobody above sees or logs."""
+    token = _carried.set(headers)
+    try:
+        yield
+    finally:
+        _carried.reset(token)
 
 
 class PermitTransport(httpx2.AsyncBaseTransport):
@@ -67,6 +82,7 @@ class PermitTransport(httpx2.AsyncBaseTransport):
         """
         carrier = self._carrier(request.url)
         use_permit()
+        request.headers.update(_carried.get({}))
         with trio.move_on_after(self._byte_idle_s) as idle:
             response = await carrier.handle_async_request(request)
         if idle.cancelled_caught:
