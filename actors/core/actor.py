@@ -235,7 +235,7 @@ class TrioActor(pykka.Actor):
         the internal lane until nothing is owed.
 
         Raises:
-            RuntimeError: No message is being handled.
+            RuntimeError: Not on the loop thread, or no message is being handled.
         """
         target, over = owe(self._cell)
         return Reply(self._cell, target, over)
@@ -254,7 +254,8 @@ class TrioActor(pykka.Actor):
             The message; None where there is none, or the mailbox is to look at it first.
 
         Raises:
-            RuntimeError: No handler of a message runs, or its reply is not owed; nothing was taken.
+            RuntimeError: Not on the loop thread, no handler of a message runs, or its reply is not
+                owed; nothing was taken.
         """
         return take_next(self._cell, kind)
 
@@ -268,8 +269,8 @@ class TrioActor(pykka.Actor):
         it dead letters.
 
         Raises:
-            RuntimeError: No message of the user lane is being handled, it was stashed already, or
-                its reply handle was taken.
+            RuntimeError: Not on the loop thread, no message of the user lane is being handled, it
+                was stashed already, or its reply handle was taken.
         """
         stash(self._cell)
         return LATER
@@ -279,6 +280,9 @@ class TrioActor(pykka.Actor):
 
         Not a checkpoint. What the running handler stashed itself stays for the next time. Returns
         how many were put back.
+
+        Raises:
+            RuntimeError: Not on the loop thread; nothing was put back.
         """
         return unstash(self._cell)
 

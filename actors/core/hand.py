@@ -31,8 +31,9 @@ def owe(cell: Cell) -> tuple[Target, bool]:
     """Register the in-flight envelope as owed; return its target and whether it was settled.
 
     Raises:
-        RuntimeError: No handler of a message runs.
+        RuntimeError: Not on the loop thread, or no handler of a message runs.
     """
+    cell.system.check_loop()
     envelope = cell.inflight
     if envelope is None:
         raise RuntimeError("later() belongs in a handler of a message, before it returns")
@@ -72,8 +73,10 @@ def take_next(cell: Cell, kind: type) -> Any:
     crash, or with an ask whose deadline ends the handler.
 
     Raises:
-        RuntimeError: No message is handled whose reply is owed, or was given by its handle.
+        RuntimeError: Not on the loop thread; or no message is handled whose reply is owed, or was
+            given by its handle.
     """
+    cell.system.check_loop()
     inflight = cell.inflight
     if inflight is None or (inflight[2] != SETTLED and inflight[1] not in cell.owed):
         raise RuntimeError("take_next() belongs in a handler that took its reply handle by later()")
@@ -138,8 +141,10 @@ def stash(cell: Cell) -> None:
     """Put the in-flight envelope aside.
 
     Raises:
-        RuntimeError: No handler of a message runs, or its reply handle was taken.
+        RuntimeError: Not on the loop thread; or no handler of a message runs, or its reply handle
+            was taken.
     """
+    cell.system.check_loop()
     envelope = cell.inflight
     if envelope is None:
         raise RuntimeError("stash() belongs in a handler of a message, before it returns")
@@ -155,7 +160,12 @@ def stash(cell: Cell) -> None:
 
 
 def unstash(cell: Cell) -> int:
-    """Put back first in line what was stashed, but for what its running handler stashed."""
+    """Put back first in line what was stashed, but for what its running handler stashed.
+
+    Raises:
+        RuntimeError: Not on the loop thread.
+    """
+    cell.system.check_loop()
     inflight = cell.inflight
     before = _in_hand(cell)
     count = cell.box.put_back(int(inflight is not None and inflight[2] == STASHED))

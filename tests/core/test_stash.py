@@ -460,3 +460,23 @@ async def test_message_that_a_shielded_handler_was_to_get_again_is_a_dead_letter
         with pytest.raises(ActorDeadError):
             await asked
         assert (ref._box.held, accounted(ref)) == (0, 1)
+
+
+@pytest.mark.parametrize("verb", ["stash", "unstash_all", "later", "take_next"])
+async def test_what_moves_a_message_is_refused_in_another_thread_and_moves_none(verb):
+    class Strays(TrioActor):
+        @classmethod
+        def make_kept(cls):
+            return []
+
+        async def on_receive(self, message):
+            acts = {"take_next": lambda: self.take_next(str)}
+            with pytest.raises(RuntimeError, match="loop thread"):
+                await trio.to_thread.run_sync(acts.get(verb, getattr(self, verb)))
+            self.kept.append(message)
+            return message
+
+    async with ActorSystem() as system:
+        ref = system.start(Strays)
+        assert [await ref.ask(word) for word in ("a", "b")] == ["a", "b"]
+        assert ref.statistics().mailbox.stashed == 0
