@@ -198,13 +198,9 @@ def _create(state: Path, store: Path, now_ms: int, fill: Callable[[Path, Identit
     for entry in state.glob(f"{_CREATING}*"):
         shutil.rmtree(entry)
     making = state / f"{_CREATING}{secrets.token_hex(8)}"
-    making.mkdir(mode=DIRECTORY_MODE)
+    prepare(making)
     try:
         identity = Identity(secrets.token_hex(16), FORMAT, now_ms)
-        for name in ("owners", "flights"):
-            (making / name).mkdir(mode=DIRECTORY_MODE)
-        for name in ("write.lock", "open.lock"):
-            FileLock(making / name).close()
         _write(making / "store.json", identity._asdict())
         fill(making, identity)
         sync_directory(making)
@@ -215,6 +211,15 @@ def _create(state: Path, store: Path, now_ms: int, fill: Callable[[Path, Identit
         raise
     crashpoint("open.after_rename")
     sync_directory(state)
+
+
+def prepare(making: Path) -> None:
+    """Make a store's directory with what it has beside its data. Not synced."""
+    making.mkdir(mode=DIRECTORY_MODE)
+    for name in ("owners", "flights"):
+        (making / name).mkdir(mode=DIRECTORY_MODE)
+    for name in ("write.lock", "open.lock"):
+        FileLock(making / name).close()
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Final
@@ -87,6 +87,29 @@ def drop_output() -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
+
+
+@contextmanager
+def progress(verb: str) -> Iterator[Callable[[int, int], object]]:
+    """A line on a terminal's stderr about how far something is, in bytes; nowhere else."""
+    if not sys.stderr.isatty():
+        yield lambda _done, _whole: None
+        return
+    shown = False
+
+    def tell(done: int, whole: int) -> None:
+        nonlocal shown
+        shown = True
+        line = f"{done / 2**20:,.1f} of at most {whole / 2**20:,.1f} MiB {verb}"
+        with suppress(OSError):
+            typer.echo(f"\r{line:<60}", err=True, nl=False)
+
+    try:
+        yield tell
+    finally:
+        if shown:
+            with suppress(OSError):
+                typer.echo(f"\r{'':<60}\r", err=True, nl=False)
 
 
 def console() -> Console:

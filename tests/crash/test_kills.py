@@ -74,7 +74,7 @@ def test_host_dies_at_each_crash_point_once(harnessed: Harnessed) -> None:
     # has none of dies in tests/domain: agents that end in test_kinds_killed, runs in
     # test_runs_killed, schedules in test_schedules_killed, bridges in test_outbox; compactions,
     # quiesces, approvals, choices of a model, prompts, requests that are too long, what is old and
-    # a store that is compacted in tests of their own.
+    # a store that is compacted or backed up in tests of their own.
     elsewhere = (
         "conversation.",
         "disposal.",
@@ -90,6 +90,7 @@ def test_host_dies_at_each_crash_point_once(harnessed: Harnessed) -> None:
         "turn.after_prompt",
         "turn.after_too_long",
         "retention.",
+        "backup.",
         "compact.",
     )
     here = {name for name in never if not name.startswith(elsewhere)}
