@@ -234,6 +234,16 @@ async def test_token_says_who_may_look_and_who_may_change(
         assert len(runtime.provider_waits()) == (0 if changes == 200 else 1)
 
 
+@pytest.mark.parametrize("authorization", [None, "Bearer"])
+async def test_where_only_a_read_token_is_set_no_token_is_none(
+    state: Path, authorization: str | None
+) -> None:
+    async with opened(state, http={"admin_token": None, "read_token": READER}) as (_, client):
+        headers = {} if authorization is None else {"authorization": authorization}
+        answer = await client.get("/v1/waits", headers=headers)
+        assert code(answer) == (401, "unauthorized")
+
+
 async def test_gate_of_the_host_is_asked_behind_the_token(state: Path) -> None:
     seen = []
 
