@@ -7,6 +7,7 @@ Invariants:
     I1. `_index[key] is slot` exactly while the slot is in the lane and nobody has taken it.
     I2. `_lock` is held over every look at the index and the envelope of a slot, so an envelope is
         taken by one consumer or returned as replaced to one producer, never both and never neither.
+      Nothing under it waits, and a host's code runs there only as a key's `__hash__` and `__eq__`.
 
 `put` runs on any thread; who takes is whoever takes from the mailbox.
 """
@@ -39,7 +40,7 @@ class CoalescingLane(deque[Envelope]):
     def __init__(self) -> None:
         super().__init__()
         self._index: dict[Hashable, _Slot] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # A finalizer, or a key's `__eq__`, may put in its midst.
 
     def put(self, key: Hashable, envelope: Envelope, room: bool) -> tuple[bool, Envelope | None]:
         """Put an envelope in the place of the queued one of its key, else last if there is `room`.
@@ -49,13 +50,13 @@ class CoalescingLane(deque[Envelope]):
         """
         fresh = _Slot(key, envelope)
         with self._lock:
-            slot = self._index.get(key)
-            if slot is not None:
+            # In one step: an interruption that puts the same key finds the slot, or leaves its own.
+            slot = self._index.setdefault(key, fresh) if room else self._index.get(key)
+            if slot is None:
+                return False, None
+            if slot is not fresh:
                 replaced, slot.envelope = slot.envelope, envelope
                 return True, replaced
-            if not room:
-                return False, None
-            self._index[key] = fresh
             self.append(cast("Envelope", fresh))
         return True, None
 

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from .future import Target
     from .supervisor import Supervisor
 
-_LOCK: Final = threading.Lock()
+_LOCK: Final = threading.RLock()
+"""Nothing under it waits or runs a host's code; a finalizer that asks may interrupt its holder."""
 
 
 class Waiter(NamedTuple):

@@ -117,7 +117,7 @@ class WaitBook:
 
     def binds_pending(self, act: WaitAct) -> bool:
         """Whether a pending act is a wait in force that no act behind it released."""
-        if act.table != "waits" or self._live(act.record) is None:
+        if act.table != "waits" or self.live(act.record) is None:
             return False
         acts = self._by_key[act.table, act.key]
         return not any(isinstance(each.record, WaitReleased) for each in acts[acts.index(act) :])
@@ -231,7 +231,7 @@ class WaitBook:
             return record
         for act in acts:
             record = apply(record, act)
-        return self._live(record)
+        return self.live(record)
 
     def stored(self, key: tuple[str, str]) -> Wait | StandIn | None:
         """The wait that storage holds of a key, in force or ended; None where it was released; a
@@ -314,7 +314,7 @@ class WaitBook:
                 shown.append(ProviderWait(f"{ACCOUNT}{name}", EVERY, None, damage.reason, now_ms))
         for key in sorted(key for key in keys if account in (None, key[0]) and len(key) == 2):
             try:
-                wait = self._live(self.account_record((str(key[0]), str(key[1]))))
+                wait = self.live(self.account_record((str(key[0]), str(key[1]))))
             except StoreClosedError:
                 raise
             except StorageError as error:
@@ -340,7 +340,7 @@ class WaitBook:
             for key, row in self._store.scan("waits", () if agent is None else (agent,)):
                 if isinstance(row, Exception) or ("waits", key) in self._by_key:
                     self._list(found, key)
-                elif (wait := self._live(self._unreleased(key, row))) is not None:
+                elif (wait := self.live(self._unreleased(key, row))) is not None:
                     found[key] = wait  # type: ignore[index]
         except StoreClosedError:
             raise
@@ -391,7 +391,8 @@ class WaitBook:
                 shown.append(ProviderWait(name, EVERY, None, wait.reason, wait.set_ms))
         return shown
 
-    def _live(self, record: ActRecord | None) -> Wait | None:
+    def live(self, record: ActRecord | None) -> Wait | None:
+        """The wait that a record is, where it is in force."""
         if not isinstance(record, Wait):
             return None
         over = record.deadline_ms is not None and record.deadline_ms <= self._clock.now_ms()

@@ -34,7 +34,6 @@ from abeyance.storage.store import (
     Request,
     Store,
 )
-from abeyance.storage.tables.fields import INSTANT_MS_MAX, REASON_CHARS_MAX
 from abeyance.storage.tables.waits import Override, Wait
 
 from . import events
@@ -64,10 +63,10 @@ from .wait_book import (
     ProviderWait,
     WaitAct,
     WaitBook,
-    outlasts,
 )
 from .wait_offer import line_of, line_of_place, plan_offer
 from .wait_releases import Stamp, acts_of_account_release, acts_of_release
+from .wait_statements import acts_of_statement
 
 REQUESTER_CHARS_MAX: Final = 300
 
@@ -197,59 +196,21 @@ class Ledger(TrioActor):
     def _record(self, stated: RecordWait) -> Any:
         now = self._clock.now_ms()
         key = (stated.agent, stated.model)
-        deadline_ms = stated.deadline_ms
-        if deadline_ms is not None and deadline_ms > INSTANT_MS_MAX:
-            deadline_ms = None
-        over = deadline_ms is not None and deadline_ms <= now
         found = self._book.binding(key) if stated.own else None
         binding = found if isinstance(found, Wait) else None
-        acts: list[WaitAct] = []
-        receipt = WaitReceipt(False, _listed(key, binding), self._reach(key, binding))
-        wait = Wait(
-            deadline_ms=deadline_ms,
-            reason=clean_text(stated.reason, REASON_CHARS_MAX),
-            # Behind a release of what could not be read, which ends what was stated up to it.
-            set_ms=max(now, self._book.overrides.released_ms(*key) + 1),
-            act=self._act_id(now),
-            hold=None if binding is None else binding.hold or binding.act,
-            since_ms=None if binding is None else _since(binding),
-        )
-        if stated.own and not over and _replaces(deadline_ms, binding):
-            acts.append(WaitAct(key, wait))
-            receipt = WaitReceipt(True, _listed(key, wait), "pending")
-        if stated.account is not None and not over:
-            acts += self._account_act(stated, stated.account_model, deadline_ms, now)
-        if stated.account is not None and stated.account_ms is not None and stated.account_ms > now:
-            acts += self._account_act(stated, EVERY, stated.account_ms, now)
+        reach = self._reach(key, binding)
+        acts = acts_of_statement(self._book, stated, binding, now, lambda: self._act_id(now))
+        own = acts[0].record if acts and acts[0].table == "waits" else None
+        if isinstance(own, Wait):
+            binding, reach = own, "pending"
+        receipt = WaitReceipt(own is not None, _listed(key, binding), reach)
         answer = self._act(stated, acts, receipt)
-        if receipt.changed:
-            self._tell_agent(stated.agent, WaitBound(stated.model, deadline_ms, wait.reason))
+        if isinstance(own, Wait):
+            self._tell_agent(stated.agent, WaitBound(stated.model, own.deadline_ms, own.reason))
         if self._book.episodes.watcher is not None:
             for act in acts:
                 self._book.episodes.watcher.bound(_shown_as(act), act.record)  # type: ignore[arg-type]
         return answer
-
-    def _account_act(
-        self, stated: RecordWait, model: str, deadline_ms: int | None, now: int
-    ) -> list[WaitAct]:
-        """A statement as it binds the credential, unless what binds it lasts as long."""
-        key = (str(stated.account), model)
-        try:
-            record = self._book.account_record(key)
-        except StorageError:
-            record = None
-        live = isinstance(record, Wait) and (record.deadline_ms is None or record.deadline_ms > now)
-        if live and isinstance(record, Wait) and not outlasts(deadline_ms, record.deadline_ms):
-            return []
-        wait = Wait(
-            deadline_ms=deadline_ms,
-            reason=clean_text(stated.reason, REASON_CHARS_MAX),
-            set_ms=now,
-            act=self._act_id(now),
-            hold=record.hold or record.act if live and isinstance(record, Wait) else None,
-            since_ms=_since(record) if live and isinstance(record, Wait) else None,
-        )
-        return [WaitAct(key, wait, ACCOUNT_TABLE)]
 
     def _reach(self, key: tuple[str, str], binding: Wait | None) -> Reach:
         if binding is None:
@@ -439,18 +400,10 @@ class Ledger(TrioActor):
         self._landed(())
 
 
-def _replaces(deadline_ms: int | None, binding: Wait | None) -> bool:
-    return binding is None or outlasts(deadline_ms, binding.deadline_ms)
-
-
 def _shown_as(act: WaitAct) -> tuple[str, str]:
     """Agent and model as they are listed; of a credential, under its name."""
     agent, model, *_ = act.key
     return (ACCOUNT + agent if act.table == ACCOUNT_TABLE else agent, model)
-
-
-def _since(wait: Wait) -> int:
-    return wait.set_ms if wait.since_ms is None else wait.since_ms
 
 
 def _listed(key: tuple[str, str], wait: Wait | None) -> ProviderWait | None:

@@ -374,6 +374,47 @@ def test_message_that_is_taken_while_a_thread_replaces_it_is_the_newer_one():
     assert (put, replaced, taken) == (True, ("old", None, 0), [("new", None, 0)])
 
 
+class Interrupts:
+    """A key that has something else put, once, while it is compared: as a finalizer may."""
+
+    def __init__(self, name):
+        self.name, self.puts = name, None
+
+    def __hash__(self):
+        return 1
+
+    def __eq__(self, other):
+        puts, self.puts = self.puts, None
+        if puts is not None:
+            puts()
+        return self.name == other.name
+
+
+@pytest.mark.parametrize("name", ["a", "b"], ids=["the key it meets", "its own key"])
+def test_a_put_in_the_midst_of_a_put_waits_for_nobody_and_loses_nothing(name):
+    lane, told = CoalescingLane(), []
+
+    def put(key, envelope):
+        told.append(lane.put(key, envelope, True)[1])
+
+    done = threading.Event()
+
+    def interrupted():
+        first = Interrupts("a")
+        put(first, "first")
+        first.puts = lambda: put(Interrupts(name), "within")
+        put(Interrupts("b"), "second")
+        done.set()
+
+    threading.Thread(target=interrupted, daemon=True).start()
+    assert done.wait(20), "it waits for its own thread"
+    left = [lane.popleft() for _ in range(len(lane))]
+    replaced = [each for each in told if each is not None]
+    assert sorted(left + replaced) == ["first", "second", "within"]
+    assert left[-1] == "second"
+    assert not any(lane.has(Interrupts(each)) for each in "ab")
+
+
 def test_threads_that_coalesce_lose_and_double_nothing():
     class Last(TrioActor):
         overflow = "coalesce"
