@@ -26,7 +26,7 @@ from abeyance.storage.tables.fields import REASON_CHARS_MAX
 
 from .ingress import ACCOUNT_PREFIX
 from .limits import RECHECK_MS
-from .overrides import EVERY, Overrides
+from .overrides import EVERY, UNTIL_READ, Overrides
 from .unreadable import damaged_key
 
 TABLE = "account_waits"
@@ -60,7 +60,7 @@ class AccountKeys:
             if not mine or self._is_lifted(account, mine):
                 return None
         fingerprint = _fingerprint(mine)
-        reason = f"the account's wait cannot be read: {len(mine)} have a damaged key"
+        reason = f"the account's wait cannot be read; {UNTIL_READ}: {len(mine)} have a damaged key"
         return KeyDamage(reason[:REASON_CHARS_MAX], fingerprint)
 
     def stands(self, name: str, fingerprint: str) -> bool:

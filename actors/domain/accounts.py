@@ -32,7 +32,7 @@ from abeyance.storage.tables.fields import REASON_CHARS_MAX
 from abeyance.storage.tables.waits import Wait, WaitReleased
 
 from .account_line import Line
-from .overrides import EVERY
+from .overrides import EVERY, UNTIL_READ
 from .wait_book import ACCOUNT, ProviderWait, WaitBook, outlasts
 
 ASK_AGAIN_MS: Final = 5_000
@@ -194,7 +194,7 @@ class Accounts:
         except StoreClosedError:
             raise
         except StorageError as error:
-            reason = f"the account's wait cannot be read: {error}"[:REASON_CHARS_MAX]
+            reason = f"the account's wait cannot be read; {UNTIL_READ}: {error}"[:REASON_CHARS_MAX]
             if not is_told:
                 self._book.episodes.begin(f"{ACCOUNT}{account}", scope, reason)
             return Wall(None, reason, is_unread=True), False

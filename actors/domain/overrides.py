@@ -18,6 +18,8 @@ from abeyance.storage.store import Row, Store
 from abeyance.storage.tables.waits import Override, Wait
 
 EVERY: Final = "*"
+UNTIL_READ: Final = "it holds until it can be, or 'abeyance release' ends it"
+"""What is told beside that something cannot be read."""
 """Stands for every agent, or every model of one. No agent and no model is named so."""
 LAPSED: Final = "over"
 """The fingerprint of an override whose episode is over. No damage has it: it is no hash."""

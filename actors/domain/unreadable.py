@@ -40,7 +40,7 @@ from abeyance.storage.store import Key, Row, Store
 from abeyance.storage.tables.fields import REASON_CHARS_MAX
 
 from .limits import RECHECK_MS
-from .overrides import EVERY, Episodes, Overrides, Scope
+from .overrides import EVERY, UNTIL_READ, Episodes, Overrides, Scope
 
 ROWS_A_SLICE: Final = 64
 
@@ -294,7 +294,7 @@ class Unreadable:
         return self._stand(scope, str(error), what, of_reading=of_reading)
 
     def _stand(self, scope: Scope, reason: str, what: str, *, of_reading: bool = False) -> StandIn:
-        reason = f"the recorded wait cannot be read: {reason}"[:REASON_CHARS_MAX]
+        reason = f"the recorded wait cannot be read; {UNTIL_READ}: {reason}"[:REASON_CHARS_MAX]
         fingerprint = hashlib.sha256(what.encode(errors="replace")).hexdigest()[:32]
         before = self._standing.get(scope)
         if before is not None and before.fingerprint != fingerprint:

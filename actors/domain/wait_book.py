@@ -26,7 +26,7 @@ from abeyance.storage.tables.waits import Override, Wait, WaitReleased
 from .account_keys import AccountKeys
 from .ingress import ACCOUNT_PREFIX
 from .limits import RECHECK_MS as RECHECK_MS
-from .overrides import EVERY, LAPSED, Overrides
+from .overrides import EVERY, LAPSED, UNTIL_READ, Overrides
 from .quota_hold import read_quota_hold
 from .unreadable import StandIn, Unreadable
 
@@ -405,7 +405,7 @@ def _unread(error: StorageError, now_ms: int) -> ProviderWait:
 
 
 def _unread_account(account: str, model: str, error: StorageError, now_ms: int) -> ProviderWait:
-    reason = f"the account's wait cannot be read: {error}"[:REASON_CHARS_MAX]
+    reason = f"the account's wait cannot be read; {UNTIL_READ}: {error}"[:REASON_CHARS_MAX]
     return ProviderWait(f"{ACCOUNT}{account}", model, None, reason, now_ms)
 
 

@@ -109,6 +109,7 @@ async def test_a_hold_of_every_model_is_listed_first_with_its_cause_on_a_star(
         assert [(wait.agent, wait.model) for wait in listed] == of_all
         assert listed[0].deadline_ms is None
         assert ("damaged key" if damage == "a key" else "the disk is gone") in listed[0].reason
+        assert "abeyance release" in listed[0].reason, "it says what ends it"
 
 
 @pytest.mark.behaviour("W-048")
