@@ -1226,6 +1226,7 @@ async def test_resident_and_run_that_share_a_wall_have_one_row_one_hold_and_one_
         run = await runtime.start_run("report:1", "report")
         await until(lambda: run.status().state == "waiting_for_capacity")
         assert run.status().retry_at_ms == wait.deadline_ms
+        assert run.status().resume_after_ms == wait.deadline_ms, "the gate asks again: no buffer"
         assert world.state("ana").held.deadline_ms == wait.deadline_ms
         assert (len(tries), len(provider.requests)) == (1, 1)
         status = await run.wait()
