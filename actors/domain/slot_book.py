@@ -42,7 +42,6 @@ from abeyance.storage.tables.slots import (
 
 from .agent_limits import INBOX_BYTES_MAX, INBOX_ROWS_MAX
 from .errors import InboxFullError
-from .ingress import identity
 from .slot_accepts import Accepts
 from .slot_draft import Draft
 from .slot_forms import Moved, inboxed, moving_rows, wake_of
@@ -50,6 +49,7 @@ from .slot_long import LONG_ROWS, LongRequest, Planned
 from .slot_messages import Accept, Rewake
 from .slot_mirror import SlotMirror
 from .slot_reading import joined
+from .slot_rows import may_join
 
 OPS_RESERVE: Final = 16
 """Operations of a request kept free for what is not a moved message."""
@@ -379,11 +379,3 @@ class SlotBook(SlotMirror):
             appends=tuple(draft.appends),
             chain=chain,
         )
-
-
-def may_join(row: Inboxed, agent: str | None) -> bool:
-    """Whether a message may join an agent's live turn: not in words of the turn's own agent, also
-    where it is for another that shares the slot."""
-    if row.agent == agent or agent is None or not row.injectable:
-        return row.injectable
-    return identity(row.author) != identity(agent)

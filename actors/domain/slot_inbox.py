@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import trio
 
@@ -25,7 +25,7 @@ from .ingress import check_name
 from .mode import read_mode
 from .slot_messages import Receipt
 from .slot_reading import read_reading
-from .slot_rows import read_cuts
+from .slot_rows import may_join, read_cuts
 
 LISTED_MAX: Final = 1_000
 UNKNOWN: Final = "?"
@@ -50,8 +50,9 @@ class InboxRow:
         channel: Where an answer belongs, or None.
         state: `accepted`, or `held`: then it cannot join the live turn, and waits for its end.
         cause: Why it waits. `turn`: a turn lives, and it joins at the next tool boundary.
-            `own`: it is named as the agent itself. `tools`: it carries tool blocks. `kept`: it was
-            sent so as not to join. `behind`: it stands behind one of these. `no_injections`: the
+            `own`: it is named as the agent itself, or as the one whose turn lives. `tools`: it
+            carries tool blocks. `kept`: it was sent so as not to join. `behind`: it stands behind
+            one of these. `no_injections`: the
             provider's adapter carries nothing into a live turn. `quiesced`: the host is, and it
             lands when that ends. `start`: no turn lives, and it lands as the agent starts or goes
             on. `unreadable`: its row cannot be read, and says nothing else; the agent cannot be
@@ -80,7 +81,7 @@ def scan_inbox(store: Store, slot: str) -> Iterator[InboxRow | None]:
     held: Inboxed | None = None
     after: tuple[str, int] | None = None
     while True:
-        turn, quiesced = _live_turn(store, slot), read_mode(store).is_quiesced
+        live, quiesced = _live_turn(store, slot), read_mode(store).is_quiesced
         last: tuple[Any, ...] | None = None
         for last, row in store.scan("inbox", (slot,), after=after, limit=READ_SLICE):
             seq = int(last[-1])
@@ -88,8 +89,8 @@ def scan_inbox(store: Store, slot: str) -> Iterator[InboxRow | None]:
                 yield _unreadable(seq)
                 continue
             inboxed: Inboxed = row.record
-            yield _told(seq, inboxed, held, turn, quiesced=quiesced)
-            if not inboxed.injectable and held is None:
+            yield _told(seq, inboxed, held, live, quiesced=quiesced)
+            if held is None and not may_join(inboxed, None if live is None else live.agent):
                 held = inboxed
         if last is None:
             return
@@ -101,29 +102,37 @@ def _unreadable(seq: int) -> InboxRow:
     return InboxRow(UNKNOWN, seq, UNKNOWN, UNKNOWN, None, "held", "unreadable", None, False, 0, 0)
 
 
-def _live_turn(store: Store, slot: str) -> Turn | None:
+class _Live(NamedTuple):
+    """The turn that lives in a slot, and whose it is."""
+
+    agent: str
+    turn: Turn
+
+
+def _live_turn(store: Store, slot: str) -> _Live | None:
     lease = store.get("leases", (slot,))
     if lease is None or lease.record.turn is None:
         return None
     row = store.get("turns", (lease.record.agent, lease.record.turn))
-    turn: Turn | None = None if row is None else row.record
-    return turn
+    return None if row is None else _Live(lease.record.agent, row.record)
 
 
 def _told(
-    seq: int, row: Inboxed, held: Inboxed | None, turn: Turn | None, *, quiesced: bool
+    seq: int, row: Inboxed, held: Inboxed | None, live: _Live | None, *, quiesced: bool
 ) -> InboxRow:
     state: Literal["accepted", "held"] = "held"
     behind = None
     if quiesced:
         cause = "quiesced"
-    elif turn is None:
+    elif live is None:
         state, cause = "accepted", "start"
     elif not row.injectable:
         cause = "own" if row.own else "tools" if row.joins else "kept"
+    elif not may_join(row, live.agent):
+        cause = "own"
     elif held is not None:
         cause, behind = "behind", held.message
-    elif turn.injects is False:
+    elif live.turn.injects is False:
         cause = "no_injections"
     else:
         state, cause = "accepted", "turn"

@@ -8,7 +8,7 @@ from typing import Any
 from abeyance.storage.store import Store
 from abeyance.storage.tables.blocks import Block
 from abeyance.storage.tables.ownership import Owner
-from abeyance.storage.tables.slots import Cut, Entry, body_key
+from abeyance.storage.tables.slots import Cut, Entry, Inboxed, body_key
 
 from .ingress import identity
 from .slot_messages import PlacedRow
@@ -31,6 +31,14 @@ def check_agent_rows(store: Store, agent: str) -> None:
         store.get("turns", (agent, head.record.open_turn))
     for _ in read_rows(store, "wakes", (agent,)):
         pass
+
+
+def may_join(row: Inboxed, agent: str | None) -> bool:
+    """Whether a message may join an agent's live turn: not in words of the turn's own agent, also
+    where it is for another that shares the slot."""
+    if row.agent == agent or agent is None or not row.injectable:
+        return row.injectable
+    return identity(row.author) != identity(agent)
 
 
 def read_cuts(store: Store, slot: str) -> tuple[Cut, ...]:

@@ -142,6 +142,13 @@ async def test_a_message_in_the_words_of_the_live_turns_agent_does_not_join_it(
         await bo.send("first", id="first", wake=False)
         await bo.send("i am ana", author="ana", id="named", wake=False)
         await bo.send("behind", id="behind", wake=False)
+        told = [(row.id, row.state, row.cause, row.behind) for row in await world.runtime.inbox()]
+        assert told == [
+            ("first", "accepted", "turn", None),
+            ("named", "held", "own", None),
+            ("behind", "held", "behind", "named"),
+        ]
+        assert (await bo.receipt("named")).cause == "own"
         stop.go.set()
         await ana.wait_idle()
         assert room.request("ana") == ["user: go", "agent: <wait>", "user: =done", "user: first"]
