@@ -5,11 +5,17 @@ Invariants:
         reasoning without its signature) is left out; a message left with nothing is, too.
     I2  A reply is complete only behind `message_stop`.
     I3  What a reply holds can be kept: its blocks pass the schema that records are checked by.
+    I4  A request begins and ends with a user's message. Where the transcript has the agent's own
+        words there (a channel's history begins with them, a module wrote as the agent), or behind
+        one another, `NOBODY` stands in between: the service refuses the first, and takes the last
+        for the beginning of its reply. Each place follows from what is before it, so that a later
+        request begins with an earlier one.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Final
 
 from abeyance.storage.tables.blocks import (
     Block,
@@ -69,12 +75,16 @@ _USAGE_FIELDS = {
 }
 
 
+NOBODY: Final = "(no message)"
+"""What a user is told to have said where nobody said anything and the service wants somebody."""
+
+
 def request_body(request: ModelRequest) -> dict[str, Any]:
     """The parameters of a streamed Messages call."""
     body: dict[str, Any] = {
         "model": request.model,
         "max_tokens": request.output_tokens_max,
-        "messages": [wire for message in request.messages if (wire := _message(message))],
+        "messages": _in_turns(wire for each in request.messages if (wire := _message(each))),
         "stream": True,
     }
     if request.system is not None and request.system.strip():
@@ -89,6 +99,24 @@ def request_body(request: ModelRequest) -> dict[str, Any]:
             for tool in request.tools
         ]
     return body
+
+
+def _in_turns(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Put a user's message before, between and behind messages of the assistant (I4)."""
+    told: list[dict[str, Any]] = []
+    last = "assistant"
+    for message in messages:
+        if last == message["role"] == "assistant":
+            told.append(_nobody())
+        told.append(message)
+        last = message["role"]
+    if last == "assistant":
+        told.append(_nobody())
+    return told
+
+
+def _nobody() -> dict[str, Any]:
+    return {"role": "user", "content": [{"type": "text", "text": NOBODY}]}
 
 
 def _message(message: ProviderMessage) -> dict[str, Any] | None:

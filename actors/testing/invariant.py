@@ -33,6 +33,7 @@ from abeyance.storage.tables.blocks import Block
 
 from ..domain.slot_messages import Receipt
 from ..domain.transcript import TranscriptMessage
+from ..providers.anthropic_wire import NOBODY
 from ..providers.port import ModelRequest
 from .scripted import ScriptedProvider
 from .simulator import LogEntry, ProviderSimulator
@@ -225,10 +226,11 @@ def _read_lines(path: Path) -> list[LogEntry]:
 
 
 def _of_wire(message: Mapping[str, Any]) -> Said | None:
+    """What a message of the wire says; None where that is nothing, or nobody's."""
     content = message.get("content")
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content or ()
     (said,) = sendable([Said(message["role"], tuple(map(_canonical, blocks)))]) or (None,)
-    return said
+    return None if said == _NOBODY else said
 
 
 def _as_wire(block: dict[str, Any]) -> dict[str, Any]:
@@ -262,6 +264,10 @@ def _canonical(block: Mapping[str, Any]) -> str:
         kept["content"] = [json.loads(_canonical(part)) for part in parts]
         kept["is_error"] = bool(block.get("is_error"))
     return json.dumps({"type": kind, **kept}, sort_keys=True, ensure_ascii=False)
+
+
+_NOBODY = Said("user", (_canonical({"type": "text", "text": NOBODY}),))
+"""What an adapter says for nobody. It is no message: no reply follows it but the one it is for."""
 
 
 def _kind(block: str) -> Any:

@@ -16,7 +16,7 @@ import pytest
 import trio
 
 from abeyance.actors.providers import AnthropicProvider, OpenAIProvider, ProviderNotInstalledError
-from abeyance.actors.providers.anthropic_wire import ReplyAssembly, request_body
+from abeyance.actors.providers.anthropic_wire import NOBODY, ReplyAssembly, request_body
 from abeyance.actors.providers.failures import refusal
 from abeyance.actors.providers.port import (
     ModelReply,
@@ -129,6 +129,35 @@ def test_every_kind_of_block_has_its_place_on_the_wire():
 def test_one_message_is_one_wire_message_even_beside_one_of_its_role():
     body = request_body(request(user(TextBlock(text="a")), user(TextBlock(text="b"))))
     assert [message["role"] for message in body["messages"]] == ["user", "user"]
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("a u", "- a u"),
+        ("u a", "u a -"),
+        ("u a a u", "u a - a u"),
+        ("a a", "- a - a -"),
+        ("u a u a u", "u a u a u"),
+    ],
+    ids=["begins", "ends", "behind one another", "nothing else", "in turns"],
+)
+def test_request_begins_and_ends_with_a_user_whoever_spoke(said: str, told: str):
+    roles = {"u": user, "a": assistant}
+    body = request_body(request(*(roles[each](TextBlock(text=each)) for each in said.split())))
+    wire = [
+        "-" if message["content"][0]["text"] == NOBODY else message["role"][0]
+        for message in body["messages"]
+    ]
+    assert wire == told.split()
+    assert {m["role"] for m in body["messages"] if m["content"][0]["text"] == NOBODY} <= {"user"}
+
+
+def test_request_that_goes_on_begins_with_the_one_before_it():
+    before = (user(TextBlock(text="u")), assistant(TextBlock(text="posted by a module")))
+    after = (*before, assistant(TextBlock(text="reply")), user(TextBlock(text="next")))
+    first, second = (request_body(request(*each))["messages"] for each in (before, after))
+    assert second[: len(first)] == first
 
 
 def test_what_the_service_refuses_in_a_message_is_left_out():
