@@ -127,7 +127,11 @@ class RuntimeStatistics:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeStatus:
-    """A snapshot of a runtime."""
+    """A snapshot of a runtime.
+
+    `dead_letters` and `quarantine` count what the kernel of this process could not deliver since it
+    was opened; what is kept, `Runtime.dead_letters()` and `quarantine()` list.
+    """
 
     directory: str
     store_id: str

@@ -14,7 +14,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from abeyance.actors.core import TrioActorRef
 from abeyance.actors.core.errors import AbeyanceError
@@ -36,6 +36,13 @@ FRAMEWORK: Final = "framework"
 DIRECTORY_CHARS_MAX: Final = 500
 EPISODE_CHARS_MAX: Final = 200
 
+UnsentOf: TypeAlias = Literal["prompt", "transcript"]
+"""What a turn's requests cannot be made of."""
+_UNSENT: Final[dict[UnsentOf, str]] = {
+    "prompt": "system_prompt",
+    "transcript": "transcript_unreadable",
+}
+
 _logger = Log(__name__)
 
 
@@ -46,8 +53,8 @@ class Alert:
     Attributes:
         id: Its number, for ever; None where the store could not take it yet.
         kind: `provider_wait`, `approval`, `run_waiting`, `run_recovery`, `agent_parked`,
-            `runs_parked`, `schedules_parked`, `context_unreadable` or `system_prompt`;
-            `unreadable` for a row of the alerts that cannot be trusted.
+            `runs_parked`, `schedules_parked`, `context_unreadable`, `transcript_unreadable` or
+            `system_prompt`; `unreadable` for a row of the alerts that cannot be trusted.
         agent: Whom it concerns; `framework` where it concerns all, and a run's key for a run.
         model: Which model; `*` where it concerns all.
         text: What there is to know and what can be done, in one line.
@@ -224,6 +231,13 @@ def alert_text(raised: RaiseAlert, directory: str) -> str:
             "made no call with it and has ended; no message is lost: the next turn carries them "
             "all. Mend the function; the agent asks it again with its next turn."
         )
+    elif raised.kind == "transcript_unreadable":
+        text = (
+            f"The transcript of agent {agent} cannot be read: {reason}. Its turn sent nothing and "
+            "has ended, and so will each that is to carry that row. A rewind to before it goes on "
+            f"without it: abeyance rewind {where} {shlex.quote(agent)} --place N. See "
+            f"abeyance check {where}."
+        )
     elif raised.kind == "context_unreadable":
         text = (
             f"The summary of agent {agent}'s older messages cannot be read: {reason}. No message "
@@ -316,10 +330,11 @@ class AlertDesk:
         reason = f"row ({slot!r}, {agent!r}, {last}) of table contexts: {cause}"
         self.tell(RaiseAlert("context_unreadable", agent, EVERY, "context", reason, None, episode))
 
-    def prompt(self, agent: str, since: int, problem: str) -> None:
-        """The function that gives an agent's system prompt has failed every turn since one."""
-        episode = f"prompt:{since}:{agent}"[:EPISODE_CHARS_MAX]
-        self.tell(RaiseAlert("system_prompt", agent, EVERY, "prompt", problem, None, episode))
+    def unsent(self, agent: str, of: UnsentOf, since: int, problem: str) -> None:
+        """No request can be made from an agent's transcript, or from the function that gives its
+        system prompt: every turn has failed since one."""
+        episode = f"{of}:{since}:{agent}"[:EPISODE_CHARS_MAX]
+        self.tell(RaiseAlert(_UNSENT[of], agent, EVERY, of, problem, None, episode))
 
     def parked(self, agent: str, error: BaseException) -> None:
         """One of an agent's groups crashed too often."""

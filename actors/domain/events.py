@@ -162,7 +162,7 @@ class AlertRaised(AgentEvent):
 
     Attributes:
         alert: The alert's number. None where the store could not take it.
-        about: The alert's kind: `provider_wait`, `agent_parked`, `context_unreadable` or
+        about: The alert's kind: `provider_wait`, `agent_parked`, `transcript_unreadable` or
             `system_prompt`.
         model: The model, or `*`.
         deadline_ms: When what it tells of ends; None: not by itself.

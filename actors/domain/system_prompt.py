@@ -19,14 +19,12 @@ import trio
 
 from abeyance.actors.core.errors import AbeyanceError
 from abeyance.storage.errors import UnreadableRecordError
-from abeyance.storage.store import Row, Store
+from abeyance.storage.store import Store
 from abeyance.storage.tables.prompts import PROMPT_BYTES_MAX
 
 from .foreign import failure_of, named, told
 from .tools import ToolRunner
 
-EPISODE_TURNS: Final = 100
-"""Failed turns in a row that are looked back at."""
 SYSTEM_S_MAX: Final = 30.0
 """How long a function may take to say a turn's system prompt."""
 
@@ -116,27 +114,6 @@ async def decide(system: System, info: TurnInfo, runner: ToolRunner) -> str | No
         turn=info.turn,
         problem=problem,
     )
-
-
-def failed_since(store: Store, agent: str, turn: int) -> int | None:
-    """The first of the turns in a row that their function failed, up to this one. None: there are
-    so many that whoever is told of the first was told.
-
-    Turns that were cancelled, and operators' tool pairs, tell nothing of the function.
-    """
-    since, left = turn, EPISODE_TURNS
-    for key, row in store.scan("turns", (agent,), reverse=True):
-        if int(key[-1]) >= turn:
-            continue
-        if not isinstance(row, Row):
-            return since
-        if row.record.failure == SystemPromptError.code:
-            since, left = int(key[-1]), left - 1
-        elif row.record.pair is None and row.record.state != "cancelled":
-            return since
-        if left == 0:
-            return None
-    return since
 
 
 def read_prompt(store: Store, agent: str, number: int) -> str | None:

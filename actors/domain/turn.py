@@ -33,12 +33,13 @@ from abeyance.storage.tables.blocks import Block, TextBlock, ToolUseBlock
 from abeyance.storage.tables.slots import Body, Held
 
 from .agent_limits import DEFAULT_LIMITS, AgentLimits, AgentRoom
-from .alert_book import AlertDesk
+from .alert_book import AlertDesk, UnsentOf
 from .approvals import denial_of
 from .budgets import Budget
 from .call import Calls, Failed
 from .context import ContextStrategy, Summary
 from .context_post import ContextPost
+from .episodes import failed_since
 from .ingress import clean_text, new_message_id
 from .persistence import until_stored
 from .policy import ErrorPolicy, Pacing, ProviderHold
@@ -60,7 +61,7 @@ from .slot_messages import (
 from .slot_rows import read_content, read_placed, read_rows
 from .spending import Spender
 from .streaming import Showing, Stream
-from .system_prompt import System, SystemPromptError, TurnInfo, decide, failed_since, read_prompt
+from .system_prompt import System, SystemPromptError, TurnInfo, decide, read_prompt
 from .tool_round import ToolRound
 from .tools import CallKey, Tool, ToolRunner
 from .usage_book import AccountUsage
@@ -199,9 +200,9 @@ class TurnTask:
             return await self._rounds()
         except UnreadableRecordError as error:
             # Running it again would read the same: what cannot be read is named, and nothing sent.
-            return await self._fail(clean_text(f"this turn failed: {error}", MARKER_CHARS_MAX))
+            return await self._unsent(error, str(error), "transcript")
         except SystemPromptError as error:
-            return await self._unprompted(error)
+            return await self._unsent(error, error.problem, "prompt")
         except _Unfit as unfit:
             return await self._fail(str(unfit))
 
@@ -257,11 +258,15 @@ class TurnTask:
             crashpoint("turn.after_prompt")
         self._system = read_prompt(seams.store, start.agent, number)
 
-    async def _unprompted(self, error: SystemPromptError) -> TurnEnded:
+    async def _unsent(
+        self, error: UnreadableRecordError | SystemPromptError, problem: str, of: UnsentOf
+    ) -> TurnEnded:
+        """Fail the turn by what none of its requests can be made from."""
         if self._seams.alerts is not None:
-            since = failed_since(self._seams.store, error.agent, error.turn)
+            agent, turn = self.start.agent, self.start.turn
+            since = failed_since(self._seams.store, agent, turn, error.code)
             if since is not None:
-                self._seams.alerts.prompt(error.agent, since, error.problem)
+                self._seams.alerts.unsent(agent, of, since, problem)
         text = f"this turn failed: {error}"
         return await self._fail(clean_text(text, MARKER_CHARS_MAX), error.code)
 

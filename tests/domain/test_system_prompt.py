@@ -14,7 +14,7 @@ import trio
 from trio.testing import MockClock
 
 from abeyance.actors import AgentSpec, TurnInfo
-from abeyance.actors.domain import slot_prompt, system_prompt
+from abeyance.actors.domain import episodes, slot_prompt, system_prompt
 from abeyance.actors.domain.errors import InvalidSpecError, RunFailedError
 from abeyance.actors.providers.port import ModelRequest
 from abeyance.actors.testing import ScriptedProvider, call_tool, fail, reply
@@ -281,7 +281,7 @@ async def test_a_function_that_gives_no_text_fails_its_turn_with_an_alert_and_lo
 async def test_a_function_that_fails_turn_after_turn_alerts_once_until_it_has_worked(
     world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(system_prompt, "EPISODE_TURNS", 4)
+    monkeypatch.setattr(episodes, "EPISODE_TURNS", 4)
     says: list[Any] = [broken]
 
     def prompt(turn: TurnInfo) -> Any:
