@@ -26,7 +26,7 @@ INTERRUPTED: Final = 130
 app = typer.Typer(
     name="abeyance",
     help="Look at and steer a host of LLM agents, running or stopped.",
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )

@@ -634,3 +634,15 @@ async def test_check_lists_what_is_wrong_and_exits_with_1(
         "inbox",
         "('slot', 1)",
     )
+
+
+def test_shells_complete_its_commands() -> None:
+    shell = {"_ABEYANCE_COMPLETE": "complete_bash", "COMP_WORDS": "abeyance rel", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "abeyance.actors.ops.entry"],
+        env={**os.environ, **shell},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == ["release"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -199,3 +201,23 @@ async def test_calls_and_tokens_are_scraped_by_provider_and_model(tmp_path):
         assert found["abeyance_provider_tokens_total", "input", *name] == 1_000
         assert found["abeyance_provider_tokens_total", "cache_read", *name] == 3
         assert found["abeyance_provider_cost_total", "EUR", *name] == pytest.approx(0.001008)
+
+
+def test_every_figure_of_the_dashboard_is_one_that_a_runtime_has(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "grafana.json"
+    asked = {
+        name
+        for panel in json.loads(page.read_text())["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"\babeyance_\w+", target["expr"])
+    }
+    with HostedRuntime(tmp_path / "state", control=False) as hosted:
+        registry = CollectorRegistry()
+        registry.register(RuntimeCollector(hosted.runtime))
+        text = generate_latest(registry).decode()
+    # A family without a sample has its type all the same.
+    there = set()
+    for name, kind in re.findall(r"^# TYPE (\S+) (\w+)$", text, re.M):
+        there |= {f"{name}_bucket"} if kind == "histogram" else {name}
+    assert asked <= there
+    assert len(asked) > 15
