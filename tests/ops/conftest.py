@@ -49,6 +49,11 @@ class FakeRuntime:
         held = shape(
             model="m1", cause="wait", deadline_ms=8_640_000_000_000_000, reason="slow down"
         )
+        limits = shape(
+            inbox_messages_max=10_000, inbox_bytes=40, inbox_bytes_max=64_000_000,
+            message_bytes_max=8_000_000, turns=0, turns_waiting=0, turns_max=None,
+            tool_threads=0, tool_threads_max=16,
+        )  # fmt: skip
         ana = shape(
             name="ana",
             state="held",
@@ -60,10 +65,12 @@ class FakeRuntime:
             inbox=2,
             wakes=1,
             admission=shape(waits=tuple(self.listed[:2]), pending=1, calls=0),
+            limits=limits,
         )
         bo = shape(
             name="bo", state="idle", model="m1", turn=None, round=None, attempts=None, held=None,
             inbox=0, wakes=0, admission=shape(waits=tuple(self.listed[2:]), pending=0, calls=0),
+            limits=limits,
         )  # fmt: skip
         return shape(
             directory=str(self.directory), store_id="5f1e", pid=4242, started_ms=1_000,
