@@ -805,6 +805,22 @@ async def test_refused_call_that_states_no_wait_to_keep_is_its_items_failure(
         assert [step.state for step in runtime.run_steps(run.id)] == ["done", "done", "failed"]
 
 
+async def test_refused_call_whose_stated_wait_has_passed_meanwhile_is_its_items_failure(
+    world: World, virtual_time: MockClock
+) -> None:
+    effects = Effects()
+    error = refused(429, None)
+    passed = StatedWait(
+        kind=WaitKind.RATE_LIMITED, ends=WaitEnds.UNTIL, deadline_ms=world.clock.now_ms() - 1
+    )
+    error.stated = passed
+    async with world.open() as runtime:
+        runtime.add_workflow("report", five(effects))
+        effects.raising["b"] = [error]
+        run = await runtime.start_run("report:1", "report")
+        assert (await run.wait()).state == "failed"
+
+
 async def test_refused_call_of_an_item_that_is_held_until_released_waits_for_an_operator(
     world: World, virtual_time: MockClock
 ) -> None:
