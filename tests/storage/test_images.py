@@ -1,0 +1,150 @@
+"""Damaged images of a store: each opens and reads what was written, or is refused by a typed error.
+
+An image is a copy of a sound store with bytes flipped, a stretch overwritten, pages swapped, or its
+end cut off, by a seed. They are looked at in a process of their own, a batch each: one that ends by
+a signal fails the test and names its images.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from abeyance.actors.testing import WallClock
+from abeyance.storage.codec import encode
+from abeyance.storage.errors import StorageError
+from abeyance.storage.lmdb_store import LmdbStore
+from abeyance.storage.store import Delete, Put, Request
+from abeyance.storage.tables import TABLES
+from abeyance.storage.tables.blocks import TextBlock
+from abeyance.storage.tables.slots import Body
+
+from ..lives import lived
+
+BATCH = 100
+PAGE = 4_096
+LONG = int(os.environ.get("ABEYANCE_IMAGES", "2000")) // BATCH
+"""Batches of the long run; `ABEYANCE_IMAGES=10000` looks at so many images."""
+PLACES = 60
+CLOCK = WallClock()
+
+
+def opened(state: Path, **options: Any) -> LmdbStore:
+    return LmdbStore.open(state, clock_ms=CLOCK.now_ms, **options)
+
+
+def body(place: int) -> Body:
+    length = 3_000 if place % 10 == 5 else 40
+    return Body(blocks=(TextBlock(text=f"{place}-" * length),))
+
+
+def written(state: Path) -> None:
+    """A store of several pages, with long values, deleted rows and a history."""
+    store = opened(state)
+    for first in range(0, PLACES, 10):
+        places = range(first, first + 10)
+        puts = tuple(Put("bodies", ("ana", each), encode(body(each))) for each in places)
+        store.commit(Request(puts=puts))
+    store.commit(Request(deletes=tuple(Delete("bodies", ("ana", each)) for each in range(20, 30))))
+    store.close()
+
+
+MADE = {("ana", place): body(place) for place in range(PLACES)}
+
+
+def rows(store: LmdbStore) -> dict[tuple[str, Any], Any]:
+    """What reads as a row, by table and key; what is refused row by row is left out."""
+    return {
+        (table, key): row.record
+        for table in TABLES
+        for key, row in store.scan(table)
+        if not isinstance(row, Exception)
+    }
+
+
+def damaged(image: bytes, rng: random.Random) -> bytes:
+    data = bytearray(image)
+    match rng.randrange(5):
+        case 0:
+            for _ in range(rng.choice([1, 1, 3, 20])):
+                data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        case 1:
+            start = rng.randrange(len(data))
+            end = min(len(data), start + rng.choice([1, 64, PAGE, 4 * PAGE]))
+            data[start:end] = rng.choice([bytes, rng.randbytes])(end - start)
+        case 2:
+            del data[rng.randrange(len(data)) :]
+        case 3:
+            pages = len(data) // PAGE
+            one, other = (rng.randrange(pages) * PAGE for _ in range(2))
+            data[one : one + PAGE], data[other : other + PAGE] = (
+                data[other : other + PAGE],
+                data[one : one + PAGE],
+            )
+        case _:
+            # In the two pages that say where everything else is.
+            data[rng.randrange(2 * PAGE)] = rng.randrange(256)
+    return bytes(data)
+
+
+def look_at(sound: Path, first: int) -> None:
+    """Look at a batch of images; what becomes of them is said on stdout."""
+    image = (sound / "store" / "data.mdb").read_bytes()
+    looked = opened(sound, read_only=True)
+    expected = rows(looked)
+    looked.close()
+    became: Counter[str] = Counter()
+    for seed in range(first, first + BATCH):
+        state = sound.with_name(f"image-{first}")
+        shutil.copytree(sound, state)
+        # As after a death: a note of a clean close is of another state of the file.
+        (state / "store" / "closed.json").unlink(missing_ok=True)
+        (state / "store" / "lock.mdb").unlink(missing_ok=True)
+        (state / "store" / "data.mdb").write_bytes(damaged(image, random.Random(seed)))
+        print(f"image {seed}", flush=True)
+        try:
+            store = opened(state, read_only=True, verify=True)
+        except StorageError as error:
+            became[type(error).__name__] += 1
+        else:
+            try:
+                found = rows(store)
+            except StorageError as error:
+                became[f"read: {type(error).__name__}"] += 1
+            else:
+                # One whose root is lost is an older whole: what was deleted since is there.
+                wrong = [
+                    key
+                    for (table, key), row in found.items()
+                    if table == "bodies" and row != MADE.get(key)
+                ]
+                assert not wrong, (seed, wrong)
+                became["sound" if found == expected else "rows are refused"] += 1
+            finally:
+                store.close()
+        shutil.rmtree(state)
+    print(json.dumps(became))
+
+
+@pytest.mark.parametrize(
+    "batches", [1, pytest.param(LONG, marks=pytest.mark.slow)], ids=["a batch", "long"]
+)
+@pytest.mark.timeout(900)
+def test_damaged_image_is_refused_by_name_or_reads_as_it_was_written(
+    tmp_path: Path, seed: int, batches: int
+) -> None:
+    written(tmp_path / "state")
+    became: Counter[str] = Counter()
+    for batch in range(batches):
+        ended = lived(look_at, tmp_path / "state", seed + batch * BATCH)
+        assert ended.status == 0, ended.out[-200:]
+        became.update(json.loads(ended.out.splitlines()[-1]))
+    assert became.total() == batches * BATCH
+    print(dict(became))
