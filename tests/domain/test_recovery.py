@@ -434,3 +434,23 @@ async def test_a_death_around_any_commit_loses_and_repeats_nothing(
 def test_most_of_the_writers_crash_points_were_reached(crashed: Callable[[Job], Crashed]) -> None:
     killed = [job for job in WRITER_JOBS if crashed(job).status == -signal.SIGKILL]
     assert len(killed) >= 16
+
+
+async def test_a_turn_whose_task_died_three_times_is_not_begun_a_fourth_and_says_so(
+    world: World, virtual_time: MockClock
+) -> None:
+    gates = [Gate() for _ in range(3)]
+    async with world.open():
+        ana = await world.add([*gates, reply("never")])
+        await ana.send("go")
+        for lives, gate in enumerate(gates, 1):
+            await gate.wait_entered()
+            assert world.state().attempts == lives
+            world.ref("agent").kill("a test")
+        await until(lambda: world.turns()[-1].state == "failed")
+        await ana.wait_idle()
+        shown_ = [message.text async for message in ana.transcript()]
+        assert shown_ == ["go", "this turn failed: its task died 3 times"]
+        await ana.send("again")
+        await ana.wait_idle()
+        assert [message.text async for message in ana.transcript()][-1] == "never"
