@@ -117,7 +117,7 @@ def become(sound: Path, name: str, image: bytes) -> str:
         # One whose root is lost is an older whole: what was deleted since is there.
         bodies = {key: row for (table, key), row in found.items() if table == "bodies"}
         assert {key for key, row in bodies.items() if row != MADE.get(key)} == set(), name
-        return "sound" if bodies.keys() == KEPT else "rows are refused"
+        return "sound" if bodies.keys() == KEPT else "older, or some rows refused"
     finally:
         shutil.rmtree(state)
 
