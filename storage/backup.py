@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from .check import check
-from .crashpoints import crashpoint, declare
+from .crashpoints import crashpoint
 from .directory import DIRECTORY_MODE, STORE, note_clean_close, prepare, sync_directory
 from .environment import EngineError, typed
 from .errors import DiskFullError, ForeignDirectoryError
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 MAKING: Final = ".backing-up-"
 TELL_S: Final = 0.25
 """Between two words about how far a copy is."""
-
-declare("backup.before_rename", "a copy is whole and synced, and not in its place yet")
 
 
 class BackedUp(NamedTuple):

@@ -106,3 +106,4 @@ declare("close.before_clean", "Everything is stored; the clean close is not reco
 arm(os.environ.get(VARIABLE))
 declare("compact.before_rename", "The copy of a store is whole, and not in its place.")
 declare("compact.after_rename", "The copy is in its place, and the old file still beside it.")
+declare("backup.before_rename", "A backup is whole and synced, and not in its place.")
