@@ -216,9 +216,14 @@ def test_threads_that_replay_one_entry_send_it_once():
     with HostedSystem() as host:
         ref = host.start(Mendable, name="a")
         gone = host.start(Mendable, name="gone")
-        gone.tell("x")
-        gone.stop(now=True)
-        host.run(gone.stopped)
+
+        async def leave() -> None:
+            # In one step of the loop: from here the actor might handle it in between.
+            gone.tell("x")
+            gone.stop(now=True, block=False)
+            await gone.stopped()
+
+        host.run(leave)
         (letter,) = host.system.dead_letters.list()
         refused = []
         ready = threading.Barrier(8)
