@@ -148,6 +148,10 @@ class Load:
                 while True:
                     try:
                         await runtime.agent(name).send("x" * 100, author="user", id=message)
+                    except AgentParkedError:
+                        self.counts["parked"] += 1
+                        await runtime.resume_agent(name, requester="soak")
+                        continue
                     except Exception:  # noqa: BLE001 - a killed actor's; the same id is sent again.
                         self.counts["sent again"] += 1
                         await trio.sleep(0.05)
