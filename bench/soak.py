@@ -54,7 +54,8 @@ class Sample:
     """What was looked at in one second."""
 
     at_s: float
-    rss_mib: float
+    memory_mib: float
+    mapped_mib: float
     descriptors: int
     threads: int
     store_mib: float
@@ -267,10 +268,15 @@ class Load:
             self.counts["findings"] = len(check(runtime._store).findings)
 
 
-def _process() -> tuple[float, int]:
-    """MiB of memory that the process has in use, and its descriptors."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20, len(os.listdir("/proc/self/fd"))
+def _process() -> tuple[float, float, int]:
+    """MiB of memory of the process's own, MiB of files that are mapped, and its descriptors.
+
+    What is mapped of the store is in the system's cache, and goes when somebody needs the room.
+    """
+    page_mib = os.sysconf("SC_PAGE_SIZE") / 2**20
+    _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
+    descriptors = len(os.listdir("/proc/self/fd"))
+    return (resident - shared) * page_mib, shared * page_mib, descriptors
 
 
 def verdicts(load: Load) -> list[str]:
@@ -296,7 +302,7 @@ def verdicts(load: Load) -> list[str]:
     def median(samples: list[Sample], name: str) -> float:
         return float(statistics.median(getattr(sample, name) for sample in samples))
 
-    before, after = median(first, "rss_mib"), median(last, "rss_mib")
+    before, after = median(first, "memory_mib"), median(last, "memory_mib")
     if after > before * GROWTH_MAX:
         wrong.append(f"memory went from {before:.0f} to {after:.0f} MiB")
     for name in ("descriptors", "threads"):
@@ -307,20 +313,21 @@ def verdicts(load: Load) -> list[str]:
 
 
 def show(load: Load) -> None:
-    print("minute   RSS MiB   descriptors   threads   store MiB   late p99 ms   late max ms")
+    print("minute   own MiB   mapped MiB   descriptors   threads   store MiB   late p99 ms   late max ms")
     minutes: dict[int, list[Sample]] = {}
     for sample in load.samples:
         minutes.setdefault(int(sample.at_s // 60), []).append(sample)
     for minute, samples in minutes.items():
         figures = (
-            statistics.median(sample.rss_mib for sample in samples),
+            statistics.median(sample.memory_mib for sample in samples),
+            statistics.median(sample.mapped_mib for sample in samples),
             max(sample.descriptors for sample in samples),
             max(sample.threads for sample in samples),
             samples[-1].store_mib,
             statistics.median(sample.late_p99_ms for sample in samples),
             max(sample.late_max_ms for sample in samples),
         )
-        row = "{:>6}   {:>7.1f}   {:>11}   {:>7}   {:>9.1f}   {:>11.1f}   {:>11.1f}"
+        row = "{:>6}   {:>7.1f}   {:>10.1f}   {:>11}   {:>7}   {:>9.1f}   {:>11.1f}   {:>11.1f}"
         print(row.format(minute + 1, *figures))
     print(", ".join(f"{name} {count:,}" for name, count in sorted(load.counts.items())))
 

@@ -198,8 +198,8 @@ def _create(state: Path, store: Path, now_ms: int, fill: Callable[[Path, Identit
     for entry in state.glob(f"{_CREATING}*"):
         shutil.rmtree(entry)
     making = state / f"{_CREATING}{secrets.token_hex(8)}"
-    prepare(making)
     try:
+        prepare(making)
         identity = Identity(secrets.token_hex(16), FORMAT, now_ms)
         _write(making / "store.json", identity._asdict())
         fill(making, identity)

@@ -279,6 +279,46 @@ class TestInABrowser:
             browser.driver.execute_script("return JSON.stringify(sessionStorage)")
         )
 
+    def test_a_token_that_is_no_more_the_hosts_is_forgotten_and_is_one_guess_a_look(
+        self, browser: Browser, state: Path
+    ) -> None:
+        how = HttpApi(port=0, admin_token=ADMIN, read_token=READER)
+        with HostedRuntime(state.parent / "another", http=how) as hosted:
+            held(hosted)
+            browser.open(str(hosted.http_url))
+            for _ in range(3):
+                browser.driver.execute_script("sessionStorage.setItem('token', 'of-yesterday')")
+                browser.driver.refresh()
+                browser.until_text("#link", "this host asks for a token: sign in")
+                browser.until_text("#sign", "Sign in to change something")
+            browser.press("Sign in to change something")
+            browser.confirm("Sign in", "This tab holds a token.", token=READER)
+            browser.until_text("#waits .card", "ana on opus")
+
+    def test_a_dialog_stays_until_the_host_has_answered(
+        self, browser: Browser, host: HostedRuntime
+    ) -> None:
+        from selenium.webdriver.common.keys import Keys
+
+        held(host)
+        browser.open(str(host.http_url))
+        browser.until_text("#waits .card", "ana on opus")
+        browser.driver.execute_script(
+            "const ask = window.fetch; window.fetch = (path, how) => how?.method !== 'POST'"
+            " ? ask(path, how)"
+            " : new Promise((go) => { window.letGo = () => go(ask(path, how)); })"
+        )
+        browser.press("Release", "#waits")
+        browser.fill(token=ADMIN)
+        browser.press("Release", "#ask")
+        browser.keys(Keys.ESCAPE)
+        assert "Release ana on opus?" in browser.text("#ask")
+        enabled = [each.text for each in browser.all("#ask button") if each.is_enabled()]
+        assert enabled == []
+        browser.driver.execute_script("window.letGo()")
+        browser.until_text("#receipts", "Released ana on opus: recorded.")
+        browser.until(lambda: not browser.text("#ask"), "the dialog closes")
+
     def test_what_happens_is_seen_without_a_reload_and_keeps_the_focus(
         self, browser: Browser, host: HostedRuntime
     ) -> None:

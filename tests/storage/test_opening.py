@@ -103,14 +103,19 @@ def test_what_a_death_left_half_made_is_swept_away(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["store"]
 
 
+@pytest.mark.parametrize("step", ["crashpoint", "FileLock", "_write"])
 def test_a_store_that_fails_to_be_made_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    def fail(point: str) -> None:
-        if point == "open.before_rename":
-            raise OSError(28, "No space left on device")
+    made = getattr(directory, step)
 
-    monkeypatch.setattr(directory, "crashpoint", fail)
+    def fail(on: object, *others: object) -> object:
+        # The directory's own lock is no part of what is made.
+        if on == tmp_path / "state":
+            return made(on, *others)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(directory, step, fail)
     with pytest.raises(StorageError):
         _open(tmp_path / "state")
     assert list((tmp_path / "state").iterdir()) == []

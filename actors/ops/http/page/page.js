@@ -14,6 +14,7 @@ const SHOWN_MAX = 200;      // Elements of one list; the rest is counted.
 const ANSWER_MS_MAX = 8000; // How long the host may take before it counts as silent.
 const LOOK_MS = 10000;      // Between two looks where no event comes.
 const GATHER_MS = 250;      // Events that come together are one look.
+const REST_MS = 1000;       // Between two looks, however many events come.
 const RECEIPTS_MAX = 5;
 
 const at = (id) => document.getElementById(id);
@@ -45,9 +46,11 @@ async function ask(path, body) {
   return said;
 }
 
+// The status is asked for alone: a token that is not the host's any more is one guess, not seven.
 async function lookAll() {
-  const [status, runs, approvals, inbox, alerts, dead, quarantine] = await Promise.all([
-    ask("v1/status"), ask("v1/runs?state=open"), ask("v1/approvals"), ask("v1/inbox"),
+  const status = await ask("v1/status");
+  const [runs, approvals, inbox, alerts, dead, quarantine] = await Promise.all([
+    ask("v1/runs?state=open"), ask("v1/approvals"), ask("v1/inbox"),
     ask("v1/alerts?limit=30"), ask("v1/dead-letters?limit=50"), ask("v1/quarantine?limit=50"),
   ]);
   return { status, runs: runs.runs, approvals: approvals.approvals, inbox: inbox.inbox,
@@ -66,6 +69,7 @@ async function look() {
     isShown = true;
     tell("live", `as of ${new Date().toLocaleTimeString()}`);
   } catch (error) {
+    if (error.status === 401 && token) { sign(""); again = true; }
     if (error.status === 401 || error.status === 403) tell("lost", "this host asks for a token: sign in");
     else tell("lost", error instanceof Refused ? error.message : "the host does not answer; what is shown may be old");
   } finally {
@@ -81,8 +85,11 @@ function tell(state, text) {
 }
 
 let gathering = 0;
+let rested = 0; // When the next look may be.
 function soon() {
-  if (!gathering) gathering = setTimeout(() => { gathering = 0; look(); }, GATHER_MS);
+  if (gathering) return;
+  const rest = Math.max(GATHER_MS, rested - performance.now());
+  gathering = setTimeout(() => { gathering = 0; rested = performance.now() + REST_MS; look(); }, rest);
 }
 
 // Events only say that something changed; what is shown is read. `EventSource` sends no token.
@@ -309,8 +316,10 @@ function tick() {
 // -- acts -------------------------------------------------------------------------------------
 
 let doing = null;
+let acting = false; // Between a press and the host's answer.
 
 function open(act, from) {
+  if (acting) return;
   doing = { act, from };
   at("ask-title").textContent = shown(act.title);
   at("ask-what").textContent = shown(act.what);
@@ -335,7 +344,15 @@ function open(act, from) {
   (at("ask-fields").querySelector("input:required") ?? at("ask-no")).focus();
 }
 
+// What was sent can't be left as it is: the dialog stays until the host has answered.
+function wait(on) {
+  acting = on;
+  at("ask-yes").disabled = on;
+  at("ask-no").disabled = on;
+}
+
 function close() {
+  if (acting) return;
   at("ask").close();
   const { from } = doing;
   doing = null;
@@ -344,9 +361,8 @@ function close() {
 
 async function submit(event) {
   event.preventDefault();
-  const yes = at("ask-yes");
-  if (doing === null || yes.disabled) return;
-  yes.disabled = true;
+  if (doing === null || acting) return;
+  wait(true);
   at("ask-wrong").hidden = true;
   const given = Object.fromEntries([...at("ask-fields").querySelectorAll("input")].map((input) => [input.name, input.value.trim()]));
   const before = token;
@@ -354,11 +370,13 @@ async function submit(event) {
     if ("token" in given) { token = given.token; delete given.token; }
     if ("requester" in given) { me = given.requester; localStorage.setItem("requester", me); }
     const said = await doing.act.run(given, ask);
+    wait(false);
     if (token !== before) sign(token);
     receipt(said);
     close();
     soon();
   } catch (error) {
+    wait(false);
     if (error.status === 401) sign("");
     else token = error.status === 403 ? before : token;
     const silent = "the host did not answer; whether it was done is not known: look before you try again";
@@ -372,7 +390,6 @@ async function submit(event) {
       at("ask-wrong").textContent = wrong;
       at("ask-wrong").hidden = false;
     }
-    yes.disabled = false;
   }
 }
 
