@@ -17,6 +17,7 @@ from abeyance.storage.store import Row, Store
 from abeyance.storage.tables.runs import Bucket, Run, RunItem, RunTransition
 
 from .domain.ingress import check_name
+from .domain.mode import read_mode
 from .domain.run_errors import InvalidRunError, UnknownRunError
 from .domain.run_folders import RunFolders
 from .domain.run_rows import ENDED, LIVE, WAITING, RunId, in_bucket, parse_run_id, unpacked
@@ -100,6 +101,7 @@ def status_of(store: Store, folders: RunFolders, run: RunId, record: Run) -> Run
         phase=None if waits is None else waits.phase,
         folder=folders.known(run, record),
         needs_decision=record.state == "recovery_required" and record.doubt is not None,
+        quiesced=record.state not in ENDED and read_mode(store).is_quiesced,
         code=None if waits is None else waits.code,
         provider=None if waits is None else waits.provider,
         model=None if waits is None else waits.model,

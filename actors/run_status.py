@@ -65,6 +65,8 @@ class RunStatus:
     phase: str | None = None
     folder: str | None = None
     needs_decision: bool = False
+    quiesced: bool = False
+    """Whether it has not ended and its host is quiesced: nothing takes it up until that ends."""
     code: str | None = None
     session: str | None = None
     """The handle of the provider's session that a waiting run stands inside."""
@@ -82,15 +84,18 @@ class RunStatus:
 
     def text(self, zone: Any = None) -> str:
         """One line for people; instants in a zone (a `tzinfo`), or in this machine's own."""
+        serves = "the quiesced host serves again (abeyance quiesce DIR --end)"
         if self.executed is False and self.state in LIVE:
-            return "Interrupted \u00b7 goes on when a process that has its workflow finds it"
+            when = serves if self.quiesced else "a process that has its workflow finds it"
+            return f"Interrupted \u00b7 goes on when {when}"
         if self.state not in WAITING:
             # What it waited for before it was taken up is over.
             why = f": {self.reason}" if self.reason and self.state not in LIVE else ""
             return f"{self.title}{why}"
+        once = f", once {serves}" if self.quiesced else ""
         if self.resume_after_ms is None:
-            return f"{self.title} \u00b7 until somebody resumes it"
-        return f"{self.title} \u00b7 resumes after {local_minute(self.resume_after_ms, zone)}"
+            return f"{self.title} \u00b7 until somebody resumes it{once}"
+        return f"{self.title} \u00b7 resumes after {local_minute(self.resume_after_ms, zone)}{once}"
 
     @property
     def title(self) -> str:

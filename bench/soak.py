@@ -313,7 +313,9 @@ def verdicts(load: Load) -> list[str]:
 
 
 def show(load: Load) -> None:
-    print("minute   own MiB   mapped MiB   descriptors   threads   store MiB   late p99 ms   late max ms")
+    print(
+        "minute   own MiB   mapped MiB   descriptors   threads   store MiB   late p99 ms   late max ms"
+    )
     minutes: dict[int, list[Sample]] = {}
     for sample in load.samples:
         minutes.setdefault(int(sample.at_s // 60), []).append(sample)

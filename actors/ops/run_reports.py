@@ -46,6 +46,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     folder: str | None = None
     needs_decision: bool = False
+    quiesced: bool = False
     executed: bool | None = None
 
 

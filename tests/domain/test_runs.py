@@ -1143,6 +1143,8 @@ async def test_quiesced_host_executes_no_item_and_goes_on_behind_it_when_it_resu
         await trio.sleep(120)
         assert effects.log == ["gather", "a"]
         assert run.status().state == "running"
+        serves = "when the quiesced host serves again (abeyance quiesce DIR --end)"
+        assert run.status().text() == f"Interrupted \u00b7 goes on {serves}"
         for verb in (
             runtime.start_run("other", "report"),
             runtime.resume_run(run.id, requester="ops"),
@@ -1163,7 +1165,13 @@ async def test_run_that_is_due_while_the_host_is_quiesced_waits_for_its_resume(
         await runtime.quiesce(reason="upgrade", requester="ops")
         await trio.sleep(2 * 3_600)
         assert run.status().state == "waiting_for_capacity"
+        assert (
+            run.status()
+            .text()
+            .endswith(", once the quiesced host serves again (abeyance quiesce DIR --end)")
+        )
         await runtime.resume(requester="ops")
+        assert not run.status().quiesced
         assert (await run.wait()).state == "completed"
     assert effects.log == ALL
 
