@@ -314,7 +314,8 @@ def verdicts(load: Load) -> list[str]:
 
 def show(load: Load) -> None:
     print(
-        "minute   own MiB   mapped MiB   descriptors   threads   store MiB   late p99 ms   late max ms"
+        "minute   own MiB   mapped MiB   descriptors   threads   store MiB   late p99 ms   "
+        "late max ms"
     )
     minutes: dict[int, list[Sample]] = {}
     for sample in load.samples:

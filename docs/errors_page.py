@@ -49,7 +49,7 @@ FAMILIES = (
         RuntimeClosedError
         QuiescedError ResumedError
         RewindRefusedError EditRefusedError UnknownMessageError CapacityExhaustedError AgentParkedError AgentEndedError AdmissionClosedError RunExhaustedError RunFailedError RunInterruptedError UnknownAgentError LeaseLostError OwnershipLostError
-        AlreadyOpenError MissingStoreError NoFileLocksError OwnedElsewhereError StoreBusyError StoreInUseError
+        AlreadyOpenError MissingStoreError NoFileLocksError OwnedElsewhereError ReaderSlotsFullError StoreBusyError StoreInUseError
         StoreClosedError
         ControlError HttpAddressError NoHostError
         ScriptEndedError ProviderNotInstalledError

@@ -38,6 +38,7 @@ from .errors import (
 )
 from .forks import dismiss, remember
 from .locks import FILE_MODE
+from .readers import READERS_MAX, openers, slots, slots_full
 from .tables import TABLES
 
 # What the rest of the room may name of the engine.
@@ -46,9 +47,11 @@ Transaction: TypeAlias = "lmdb.Transaction[bytes]"
 Database: TypeAlias = lmdb._Database
 
 TABLES_MAX: Final = 128
-READERS_MAX: Final = 126
 ROOM_BYTES: Final = 2**20
 """With less than this left, an I/O error is taken for a full disk."""
+CLEAR_READERS_EVERY: Final = 64
+"""Write transactions. A slot of a process that was killed while it read keeps every page that was
+freed since: the file grows until the slot is cleared, and nobody may open the store anew."""
 LOCK_FILE_BYTES: Final = 8192
 """What the engine's lock file takes for `READERS_MAX`. It is mapped, so its room is taken before
 the engine opens it: a hole on a full disk would end the process with SIGBUS."""
@@ -139,6 +142,7 @@ class Environment:
         self._forked: list[lmdb.Environment] | None = None
         self._between = threading.Lock()
         self._writer: int | None = None
+        self._writes = 0
         self._open()
         remember(self)
 
@@ -165,7 +169,11 @@ class Environment:
             # The engine accepts it silently, and the next writer then waits for ever.
             raise AssertionError("a write transaction outside the writer's thread")
         with self._between:
-            transaction = self._handle().begin(write=True)
+            handle = self._handle()
+            self._writes += 1
+            if self._writes % CLEAR_READERS_EVERY == 0:
+                handle.reader_check()
+            transaction = handle.begin(write=True)
             try:
                 yield transaction
             finally:
@@ -219,7 +227,12 @@ class Environment:
 
     def copy_to(self, directory: Path) -> None:
         """Write every row into a new data file there, without free pages. Not synced."""
-        self._handle().copy(str(directory), compact=True)
+        handle = self._handle()
+        handle.reader_check()
+        try:
+            handle.copy(str(directory), compact=True)
+        except lmdb.ReadersFullError as error:
+            raise slots_full(self.directory, slots(handle.readers())) from error
 
     def adopt_size(self) -> None:
         """Take over the map size that another process grew the file to."""
@@ -301,7 +314,10 @@ class Environment:
         except lmdb.ReadersFullError:
             # Processes that were killed leave their slots behind.
             handle.reader_check()
-        return handle.begin()
+        try:
+            return handle.begin()
+        except lmdb.ReadersFullError as error:
+            raise slots_full(self.directory, slots(handle.readers())) from error
 
     def _resize(self, map_bytes: int) -> None:
         with self._between:
@@ -323,6 +339,9 @@ class Environment:
                 if not self.read_only:
                     _take_lock_file_room(self.directory / "lock.mdb")
                 self._env = self._open_engine()
+            except lmdb.ReadersFullError as error:
+                # The engine reads as it opens, before it lets anybody clear what the dead hold.
+                raise slots_full(self.directory, openers(self.directory / "lock.mdb")) from error
             except (OSError, lmdb.Error) as error:
                 raise typed(error, self.directory, "opening the store") from error
             self._identity = _identity_of(data)
@@ -332,6 +351,10 @@ class Environment:
             self._check_flags()
             self._open_tables()
             self._map_bytes = self._env.info()["map_size"]
+        except lmdb.ReadersFullError as error:
+            full = slots_full(self.directory, slots(self._env.readers()))
+            self._close()
+            raise full from error
         except lmdb.Error as error:
             self._close()
             raise typed(error, self.directory, "opening the tables") from error

@@ -4,7 +4,8 @@ Each has a stable `code`, attributes, and a text of the form: what failed; what 
 to do. All survive pickling. Families:
 
     refused     nothing was written: `StoreClosedError`, `StoreBusyError`, `InvalidRequestError`,
-                `InvalidRecordError`, `RequestTooLargeError`, `OwnedElsewhereError`
+                `InvalidRecordError`, `RequestTooLargeError`, `OwnedElsewhereError`,
+                `ReaderSlotsFullError` (nothing was read either)
     not stored  the commit failed and nothing of it is there: `DiskFullError`, `MapLimitError`,
                 `LockTimeoutError`, `CommitFailedError`
     unreadable  earlier data stands, untouched: `UnreadableRecordError`, `NewerFormatError`,
@@ -193,6 +194,17 @@ class AlreadyOpenError(StorageError):
 
     code = "already_open"
     path: str
+
+
+class ReaderSlotsFullError(StorageError):
+    """Others hold all slots of the engine's reader table. Nothing was read; commits go on.
+
+    `pids` are the live processes that hold them; at an opening, those that have the store open.
+    """
+
+    code = "reader_slots_full"
+    path: str
+    pids: tuple[int, ...]
 
 
 class StoreInUseError(StorageError):

@@ -205,8 +205,11 @@ class Writer:
             try:
                 if job.failures == 0:
                     return self._attempt(job)
-                if self._is_in(job):
+                stored = self._was_stored(job)
+                if stored:
                     return job.computed
+                if stored is None:
+                    continue
                 if job.failures >= FAILURES_MAX:
                     return self._not_stored(job, self._reason(job))
                 return self._attempt(job)
@@ -279,15 +282,23 @@ class Writer:
         except lmdb.Error as error:
             raise _CommitError from error
 
+    def _was_stored(self, job: _Job) -> bool | None:
+        """Whether a failed commit is on disk after all. None: nobody can tell, and we are lost."""
+        try:
+            is_in = self._is_in(job)
+        except StorageError as error:
+            self._lose(error)
+            return None
+        if is_in:
+            self._refused.update(job.refused)
+        return is_in
+
     def _is_in(self, job: _Job) -> bool:
         raw = self._environment.get("processes", self._process_key)
         if raw is None:
             return False
         row = codec.decode("processes", self._process_key, raw)
-        is_in: bool = row.record.last_batch >= job.number
-        if is_in:
-            self._refused.update(job.refused)
-        return is_in
+        return bool(row.record.last_batch >= job.number)
 
     def _not_stored(self, job: _Job, error: Exception) -> list[Outcome]:
         self.has_failed = True
