@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 
 from abeyance.storage import writer
 from abeyance.storage.lmdb_store import LmdbStore
@@ -13,7 +14,9 @@ from abeyance.storage.ownership import Ownership
 
 def stop_inside(point: str) -> None:
     if point == "writer.before_commit":
-        os.kill(os.getpid(), signal.SIGSTOP)
+        # To this thread: of a signal to the process another one may take notice first, and this
+        # one commits meanwhile.
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
 def main(path: str) -> None:
