@@ -11,6 +11,7 @@ Exit code 1: something was lost, made twice, or did not stay flat. Real time, a 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import json
 import os
@@ -98,7 +99,9 @@ class Load:
     def spec(self, name: str) -> AgentSpec:
         schema = {"type": "object", "properties": {"text": {"type": "string"}}}
         tool = Tool(name="note", description="Note.", input_schema=schema, run=lambda text: text)
-        return AgentSpec(name=name, provider=ScriptedProvider(self.answer), model="m", tools=[tool])
+        provider = ScriptedProvider(self.answer)
+        self.providers.append(provider)
+        return AgentSpec(name=name, provider=provider, model="m", tools=[tool])
 
     async def workflow(self, run: RunContext, params: Any) -> Any:
         async def effect(number: int) -> int:
@@ -252,8 +255,10 @@ class Load:
             number = 0
             while (left := ends - trio.current_time()) > 0:
                 await self.life(number, trio.current_time() + min(reopen_s, left))
-                # What a life left in rings of references is garbage: it is not what is held.
+                # What a life left in rings of references, and what the allocator keeps of what
+                # was freed, is not held.
                 gc.collect()
+                _trim()
                 number += 1
             await self.finish_runs()
             nursery.cancel_scope.cancel()
@@ -266,6 +271,13 @@ class Load:
                     await runtime.wait_run(key)
             self.counts["runs not ended"] = len(runtime.runs(state="open", limit=1_000))
             self.counts["findings"] = len(check(runtime._store).findings)
+
+
+def _trim() -> None:
+    """Give what was freed back to the system, where the allocator is one that can be asked to."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _process() -> tuple[float, float, int]:
@@ -313,10 +325,8 @@ def verdicts(load: Load) -> list[str]:
 
 
 def show(load: Load) -> None:
-    print(
-        "minute   own MiB   mapped MiB   descriptors   threads   store MiB   late p99 ms   "
-        "late max ms"
-    )
+    columns = ("own MiB", "mapped MiB", "descriptors", "threads", "store MiB")
+    print("   ".join(["minute", *columns, "late p99 ms", "late max ms"]))
     minutes: dict[int, list[Sample]] = {}
     for sample in load.samples:
         minutes.setdefault(int(sample.at_s // 60), []).append(sample)

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 UNITS_MS = {"s": 1_000, "min": 60_000, "h": 3_600_000}
 SEMANTICS = (ROOT / "docs" / "semantics.md").read_text(encoding="utf-8")
 BEHAVIOURS = (ROOT / "docs" / "behaviours.md").read_text(encoding="utf-8")
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PROMISES = (ROOT / "docs" / "promises.md").read_text(encoding="utf-8")
 KINDS = (ROOT / "docs" / "kinds.md").read_text(encoding="utf-8")
 OPERATING = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
 CHANGES = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
@@ -46,7 +46,7 @@ def test_published_limits_are_the_programs() -> None:
     assert "| a stated wait lasts at most | – |" in BEHAVIOURS
     for text in (SEMANTICS, BEHAVIOURS, CHANGES):
         assert said(text, r"past LIMIT") == {limits.ALERT_PAST_MS}
-    assert said(README, r"held for more than LIMIT") == {limits.ALERT_PAST_MS}
+    assert said(PROMISES, r"held for more than LIMIT") == {limits.ALERT_PAST_MS}
     assert said(BEHAVIOURS, r"exactly LIMIT") == {limits.ALERT_PAST_MS}
     assert said(BEHAVIOURS, r"again every LIMIT") == {limits.RECHECK_MS}
     assert said(KINDS, r"up to and including LIMIT") == {limits.EPHEMERAL_SLEEP_MAX_MS}
