@@ -62,8 +62,10 @@ _UNIT_NAMES = "|".join(
 )
 _BLANKS = r"[ \t\u00a0\u2000-\u200a\u202f\u205f\u3000]{0,8}"
 _SHORTENED = "|".join(f"(?<={name})" for name in ("hr", "hrs", "min", "mins", "sec", "secs"))
+_GROUPED = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})++|[0-9]++)"
+"""A whole number, also as `1,200`. Any other comma (`1,5 minutes`) makes none of it."""
 _TERM = re.compile(
-    rf"([0-9]++)(?:\.([0-9]++))?{_BLANKS}({_UNIT_NAMES})(?:\(s\))?{WORD_END}"
+    rf"({_GROUPED})(?:\.([0-9]++))?{_BLANKS}({_UNIT_NAMES})(?:\(s\))?{WORD_END}"
     # The dot of a shortened unit, where no sentence starts behind it: `1 hr. 30 min.`
     rf"(?:(?:{_SHORTENED})\.(?!{_BLANKS}(?-i:[A-Z])))?",
     re.IGNORECASE,
@@ -90,7 +92,12 @@ _GLOSS = re.compile(
     r"[ \t]{0,3}\([ \t]{0,3}(?:about[ \t]|[~=\u2248])?[ \t]{0,3}(?=[0-9])", re.IGNORECASE
 )
 """The same told once more, in other units: `5631 seconds (1.5 hours)`."""
-_RANGE_START = re.compile(rf"[0-9]++(?:\.[0-9]++)?{_RANGE.pattern}", re.IGNORECASE)
+_RANGE_START = re.compile(rf"({_GROUPED})(?:\.([0-9]++))?{_RANGE.pattern}", re.IGNORECASE)
+_BETWEEN = re.compile(
+    rf"(?:between|from)[ \t]{{1,3}}(?P<whole>{_GROUPED})(?:\.(?P<part>[0-9]++))?"
+    rf"(?:{_BLANKS}(?P<unit>{_UNIT_NAMES}))?[ \t]{{1,3}}(?:and|to)[ \t]{{1,3}}(?=[0-9])",
+    re.IGNORECASE,
+)
 _ISO_DURATION = re.compile(
     r"P(?:([0-9]++)W)?(?:([0-9]++)D)?"
     r"(?:T(?:([0-9]++)H)?(?:([0-9]++)M)?(?:([0-9]++)(?:[.,]([0-9]++))?S)?)?(?![A-Za-z0-9])",
@@ -193,9 +200,11 @@ def leading_duration(text: str, position: int) -> tuple[Milliseconds, int] | Non
     Of a range, or of two that are both told, the longer. What is followed by more time than was
     read is none: what stands before it is shorter than what is meant.
     """
-    start = _RANGE_START.match(text, position)
+    start = _BETWEEN.match(text, position) or _RANGE_START.match(text, position)
     found = _leading_one(text, position if start is None else start.end())
-    if start is None and found is not None:
+    if start is not None and found is not None:
+        found = max(found[0], _near_end(text, start)), found[1]
+    elif found is not None:
         further = _RANGE.match(text, found[1])
         other = None if further is None else _leading_one(text, further.end())
         if other is not None:
@@ -206,6 +215,17 @@ def leading_duration(text: str, position: int) -> tuple[Milliseconds, int] | Non
         if again is not None and again[0] * 10 >= found[0] * 9 and text[again[1] :][:1] == ")":
             found = max(found[0], again[0]), again[1] + 1
     return None if found is None or more_time_follows(text, found[1]) else found
+
+
+def _near_end(text: str, start: re.Match[str]) -> Milliseconds:
+    """The first of a range's ends, in the unit that it names, or else in the other's."""
+    parts = start.groups(default="")
+    whole, fraction, unit = (*parts, "")[:3]
+    if not unit:
+        far = _TERM.match(text, start.end())
+        unit = "" if far is None else far[3]
+    unit_ns = _unit_named(unit)
+    return _scaled(whole.replace(",", "") + fraction, -len(fraction), unit_ns)
 
 
 def _leading_one(text: str, position: int) -> tuple[Milliseconds, int] | None:
@@ -223,7 +243,7 @@ def _leading_one(text: str, position: int) -> tuple[Milliseconds, int] | None:
     if (days := _TIMESPAN.match(text, position)) is not None:
         total, end = _scaled(days[1], 0, _DAY_NS), days.end()
     while (term := _next_term(text, end, last_ns)) is not None:
-        whole, fraction = term.group(1), term.group(2) or ""
+        whole, fraction = term.group(1).replace(",", ""), term.group(2) or ""
         last_ns = _unit_ns(term)
         total += _scaled(whole + fraction, -len(fraction), last_ns)
         end = term.end()
@@ -263,7 +283,11 @@ def _next_term(text: str, position: int, last_ns: int) -> re.Match[str] | None:
 
 
 def _unit_ns(term: re.Match[str]) -> int:
-    unit = term.group(3).lower()
+    return _unit_named(term.group(3))
+
+
+def _unit_named(unit: str) -> int:
+    unit = unit.lower()
     return _WORD_UNITS_NS.get(unit) or _WORD_UNITS_NS.get(unit.removesuffix("s"), 0)
 
 

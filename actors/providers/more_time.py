@@ -24,14 +24,15 @@ UNIT = rf"""
   | [个個]?(?:毫秒|秒|分|小时|小時|时|時|天|日|周|週|星期|月|年|刻|초|분|시간|일|주)
 )"""
 """A unit of time as it is written here or elsewhere. For verbose patterns that ignore case."""
-_WORD = r"""
+COUNT_WORD = r"""
 (?: (?:an?|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w{3,5}teen
       |twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety|hundred|dozen
       |(?:a[ ])?(?:few|couple(?:[ ]of)?)|several|some|many
       |eine?[nr]?|zwei|drei|dreißig|zwanzig|zehn|une?|deux|trente|una?|dos|treinta|trinta)
       (?:[ -](?:one|two|three|four|five|six|seven|eight|nine))?\b
-  | [一二两兩三四五六七八九十百几幾数]+
+  | [一二两兩三四五六七八九十百几幾数]{1,8}
 )"""
+"""A number in words. For verbose patterns that ignore case."""
 _FRACTION = r"""
 (?: (?:half|halves|quarters?|thirds?|halbe?n?|viertel|media|demie?|meia|mezz[ao])\b
   | [¼½¾⅐-⅞半] | [0-9]+[ ]?[/⁄][ ]?[0-9]+ | [个個]半
@@ -48,8 +49,8 @@ _MORE = re.compile(
     (?:<br[ ]?/?>|[^\w]){{0,8}}+{_ALSO} \d[\d.,]*\s{{0,8}}{UNIT}        # a number with a unit
   | (?:\.(?=\S))?[^\w.!?。\n]{{0,8}}+{_ALSO} (?:
         (?:\d+\s{{0,3}})?{_FRACTION}
-      | {_WORD}[^\w.!?。\n]{{0,3}}(?:{UNIT}|{_FRACTION})
-      | (?!an?\b){_WORD}[^\w.!?。\n]{{0,3}}(?![^\W_])     # `1 hour thirty`
+      | {COUNT_WORD}[^\w.!?。\n]{{0,3}}(?:{UNIT}|{_FRACTION})
+      | (?!an?\b){COUNT_WORD}[^\w.!?。\n]{{0,3}}(?![^\W_])     # `1 hour thirty`
       | {UNIT}(?<=s)[^\w.!?。\n]{{0,3}}\d                  # `minutes: 30`
     )
   | [^\S\n]{{0,8}}+(?:and[^\S\n]{{1,8}})?\d              # a number right behind it

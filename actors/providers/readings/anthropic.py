@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from ..grammar import Milliseconds, duration, instant, percent, rfc3339
 from ..stated import WaitKind, WaitScope
 from ..windows import UsageWindow
-from .generic import EXPLICIT, FIELDS, PHRASES, ZONED_MOMENTS, spent
+from .generic import EXPLICIT, FIELDS, SAID, spent
 from .response import Response, Statement, usage_window
 from .table import KindRow, Reading, UntilRow, named, worded
 
@@ -210,8 +210,7 @@ KINDS = (
     named("rate_limit_error", kind=WaitKind.RATE_LIMITED),
 )
 UNTILS = (
-    PHRASES,
-    ZONED_MOMENTS,
+    SAID,
     FIELDS,
     UntilRow(
         "words",

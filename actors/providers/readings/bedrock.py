@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ..stated import WaitKind, WaitScope
-from .generic import EXPLICIT, PHRASES, ZONED_MOMENTS, objects_of
+from .generic import EXPLICIT, SAID, objects_of
 from .response import Response
 from .table import KindRow, Reading, named
 
@@ -81,7 +81,7 @@ READING = Reading(
         ),
         named("overloaded_error", kind=WaitKind.OVERLOADED),
     ),
-    (PHRASES, ZONED_MOMENTS, *EXPLICIT),
+    (SAID, *EXPLICIT),
     recognises,
     aliases=("aws", "aws-bedrock", "amazon-bedrock"),
     notes="`x-amzn-errortype`, `__type`, `Error.Code`, and the exceptions of an event stream "

@@ -20,7 +20,7 @@ from ..stated import WaitKind, WaitScope
 from ..windows import UsageWindow
 from . import anthropic
 from .generic import full, quoted
-from .phrases import stated_durations, stated_moments
+from .phrases import stated_times
 from .response import Response, Statement, usage_window
 from .table import KindRow, Reading, UntilRow, worded
 
@@ -110,9 +110,8 @@ def _told(response: Response) -> Iterator[Statement]:
         if place + 1 < len(found):
             end = min(end, found[place + 1].start())
         rest = words[limit.end() : end]
-        for statement in (
-            *stated_moments(response, zone=response.zone, text=rest, within_ms=span + _SLACK_MS),
-            *stated_durations(response, rest),
+        for statement in stated_times(
+            response, zone=response.zone, text=rest, within_ms=span + _SLACK_MS
         ):
             yield Statement(
                 statement.at_ms, statement.source, f"{limit[0]} … {statement.raw}",
@@ -301,7 +300,7 @@ READING = Reading(
             "epoch seconds",
             _event_resets,
         ),
-        *anthropic.UNTILS[2:],  # Words are read above.
+        *anthropic.UNTILS[1:],  # Words are read above.
     ),
     recognises,
     aliases=("claude-agent-sdk", "claude_code"),

@@ -11,11 +11,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeVar
 
+from ..grammar import number
+
 _DIGITS_MAX = 400
+_OF_A_WAIT = re.compile(r"retry|reset|delay|seconds|nanos", re.IGNORECASE)
 _QUOTED_MAX = 8
 _EVENTS_MAX = 4_000
 """Of a stream's events, so many of the first and as many of the last: an error ends a stream."""
@@ -58,7 +62,7 @@ def documents_of(text: str, raw: bytes, *, quoted: bool) -> Iterator[Document]:
 def json_value(text: str) -> Any:
     """Return what a JSON text says, or None where it is none."""
     try:
-        return json.loads(text, parse_int=_integer)
+        return json.loads(text, parse_int=_integer, object_pairs_hook=_object)
     except (ValueError, RecursionError):  # A deep nesting exhausts the stack, not the parser.
         return None
 
@@ -68,6 +72,26 @@ def _integer(digits: str) -> int | float:
     if len(digits) <= _DIGITS_MAX:
         return int(digits)
     return -math.inf if digits.startswith("-") else math.inf
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object. JSON leaves open which of two values of one key holds, and the last may be the
+    shorter of two waits: of numbers the larger is kept, and objects are put together. What else a
+    key that speaks of a wait holds is dropped where it differs; of other keys the last value is
+    kept."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        found[key] = _either(key, found[key], value) if key in found else value
+    return found
+
+
+def _either(key: str, one: Any, other: Any) -> Any:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return _object([*one.items(), *other.items()])
+    lengths = [number(each, unit_ms=1_000) for each in (one, other)]
+    if lengths[0] is not None and lengths[1] is not None:
+        return one if lengths[0] > lengths[1] else other
+    return None if _OF_A_WAIT.search(key) is not None and one != other else other
 
 
 def _kept(found: list[_T]) -> list[_T]:
@@ -100,7 +124,7 @@ def _events(text: str) -> Iterator[Document]:
 
 def _quoted(text: str) -> Iterator[Document]:
     """`API Error: 429 {"type":"error", ...}`: objects that stand within a text."""
-    decoder = json.JSONDecoder(parse_int=_integer)
+    decoder = json.JSONDecoder(parse_int=_integer, object_pairs_hook=_object)
     position = 0
     for _ in range(_QUOTED_MAX):
         position = text.find("{", position)

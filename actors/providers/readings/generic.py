@@ -7,7 +7,8 @@ value except a reset's, whose three uses do not overlap. Other readings are made
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from datetime import tzinfo
 
 from ..grammar import (
     Milliseconds,
@@ -20,7 +21,7 @@ from ..grammar import (
     spelled_duration,
 )
 from ..stated import WaitKind, WaitScope
-from .phrases import stated_durations, stated_moments
+from .phrases import stated_times
 from .response import Response, Statement, after
 from .table import Reading, UntilRow, named
 
@@ -195,19 +196,28 @@ EXPLICIT: tuple[UntilRow, ...] = (
 )
 """Statements in their own right, on any response that failed."""
 
-PHRASES = UntilRow(
-    "words",
-    "`try again in …`, `retry after …`, `wait …`, `reset(s) in …`",
-    "a spelled duration: `20s`, `634ms`, `7m12s`, `PT1M30S`, `4 days 20 hours 9 minutes`; of a "
-    "range (`10-20 seconds`, `10s or 20s`) the far end. Where more time follows than is read (`and "
-    "a half`, `and thirty minutes`, a month) it states nothing",
-    stated_durations,
-)
-ZONED_MOMENTS = UntilRow(
-    "words",
+
+def said(what: str, how: str, *, zone: Callable[[Response], tzinfo | None]) -> UntilRow:
+    """A row for all that the words say of a wait, as one: a part that is unreadable spoils it."""
+    return UntilRow(
+        "words",
+        "`try again in …`, `retry after …`, `wait …`, `reset(s) in …`, `not before …`, " + what,
+        "a spelled duration: `20s`, `634ms`, `7m12s`, `PT1M30S`, `4 days 20 hours 9 minutes`, "
+        "`1,200 seconds`; of a range (`10-20 seconds`, `between 5 and 10 minutes`) the far end. "
+        + how + ". Of alternatives and conditions (`or in 24 hours`, `but not before 13:00 UTC`) "
+        "the longest. Nothing is stated where a part cannot be read: where more time follows than "
+        "is read (`and a half`, `and thirty minutes`, a month), a number without a unit, a comma "
+        "for a point (`1,5 hours`), `or tomorrow`, `(an hour at peak times)`",
+        lambda response: stated_times(
+            response, zone=zone(response), within_ms=7 * 86_400_000
+        ),
+    )  # fmt: skip
+
+
+SAID = said(
     "`resets at …`, `try again at …`, `limited until …`",
-    "a moment that names its zone; one without states nothing",
-    lambda response: stated_moments(response, zone=None, within_ms=7 * 86_400_000),
+    "A moment that names its zone; one without cannot be read",
+    zone=lambda _response: None,
 )
 FIELDS = UntilRow(
     "error",
@@ -256,8 +266,7 @@ WINDOWS: tuple[UntilRow, ...] = (
 )
 """Statements only beside a refusal: on any other response they are telemetry."""
 
-TEXT = (PHRASES, ZONED_MOMENTS)
-UNTILS = (*TEXT, FIELDS, *WINDOWS, *EXPLICIT)
+UNTILS = (SAID, FIELDS, *WINDOWS, *EXPLICIT)
 
 NO_CREDIT = named(
     "insufficient_quota",

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from ..clocks import next_midnight
 from ..grammar import Milliseconds, instant, number, spelled_duration
 from ..stated import WaitKind, WaitScope
-from .generic import EXPLICIT, PHRASES, WINDOWS, ZONED_MOMENTS, objects_of, quoted
+from .generic import EXPLICIT, SAID, WINDOWS, objects_of, quoted
 from .response import Response, Statement, after
 from .table import KindRow, UntilRow, worded
 
@@ -176,10 +176,10 @@ UNAVAILABLE = KindRow(
 )
 KINDS = (NEVER, DAILY, NO_CREDIT, BUSY, RATE, UNAVAILABLE)
 _SAID = UntilRow(
-    PHRASES.where,
-    PHRASES.what,
-    PHRASES.how + ". Not where every quota named is 0",
-    lambda response: () if never(response) else PHRASES.read(response),
+    SAID.where,
+    SAID.what,
+    SAID.how + ". Not where every quota named is 0",
+    lambda response: () if never(response) else SAID.read(response),
 )
 MIDNIGHT = UntilRow(
     "error",
@@ -190,7 +190,6 @@ MIDNIGHT = UntilRow(
 )
 UNTILS = (
     _SAID,
-    ZONED_MOMENTS,
     *WINDOWS,
     *EXPLICIT,
     UntilRow(

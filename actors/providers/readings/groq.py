@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ..stated import WaitKind, WaitScope
 from . import openai
-from .generic import EXPLICIT, FIELDS, TEXT, X_RATELIMIT_WINDOWS, spent_windows
+from .generic import EXPLICIT, FIELDS, SAID, X_RATELIMIT_WINDOWS, spent_windows
 from .response import Response
 from .table import Reading, UntilRow, named
 
@@ -28,7 +28,7 @@ READING = Reading(
         *openai.KINDS,
     ),
     (
-        *TEXT,
+        SAID,
         FIELDS,
         *EXPLICIT,
         UntilRow(

@@ -9,8 +9,7 @@ from ..grammar import Milliseconds, instant, number, percent
 from ..stated import WaitKind, WaitScope
 from ..windows import UsageWindow
 from . import openai
-from .generic import FIELDS, TEXT, UNTILS, full, quoted
-from .phrases import stated_moments
+from .generic import FIELDS, UNTILS, full, quoted, said
 from .response import Response, Statement, after, usage_window
 from .table import KindRow, Reading, UntilRow, named, worded
 
@@ -198,13 +197,11 @@ READING = Reading(
     "OpenAI Codex",
     KINDS,
     (
-        *UNTILS[: len(TEXT)],
-        UntilRow(
-            "words",
+        said(
             "`try again at 7:58 PM`, `try again at Jul 9th, 2026 1:47 AM`",
-            "a moment in the caller's `zone` (UTC unless given); without a date the next one. A "
-            "date in another language states nothing",
-            lambda response: stated_moments(response, zone=response.zone),
+            "A moment in the caller's `zone` (UTC unless given); without a date the next one. A "
+            "date in another language cannot be read",
+            zone=lambda response: response.zone,
         ),
         FIELDS,
         UntilRow(
@@ -220,7 +217,7 @@ READING = Reading(
             "as the headers",
             _event_windows,
         ),
-        *UNTILS[len(TEXT) + 1 :],
+        *UNTILS[2:],
     ),
     recognises,
     aliases=("codex", "chatgpt"),

@@ -96,9 +96,9 @@ READING = Reading(
         *openai.KINDS,
     ),
     (
-        *UNTILS[:3],
+        *UNTILS[:2],
         *WINDOWS,
-        *UNTILS[3 + len(WINDOWS) :],
+        *UNTILS[2 + len(WINDOWS) :],
         _RETRY_INFO,
         UntilRow(
             "error",

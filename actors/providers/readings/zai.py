@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from datetime import UTC
 
-from ..clocks import leading_moment, zone_named
+from ..clocks import zone_named
 from ..stated import WaitKind, WaitScope
 from . import openai
-from .generic import UNTILS
+from .generic import UNTILS, said
 from .opencode_go import window_in
-from .response import Response, Statement
-from .table import KindRow, Reading, UntilRow, named, worded
+from .response import Response
+from .table import KindRow, Reading, named, worded
 
 _WINDOWED = {"1308", "1310"}
 _LIMIT = re.compile(r"usage limit reached|limit exhausted|使用上限", re.IGNORECASE)
-_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ]")
 _RESETS = re.compile(r"limit will reset at [0-9]{4}-|重置", re.IGNORECASE)
 _FIVE_HOURS = re.compile(r"\b5 hours?\b|5 ?小时", re.IGNORECASE)
 
@@ -30,17 +28,6 @@ def _window(response: Response) -> tuple[None, str | None]:
     if re.search(r"weekly/monthly", response.words, re.IGNORECASE):
         return None, None
     return None, "five_hour" if five else window_in(response.words)
-
-
-def _moments(response: Response) -> Iterator[Statement]:
-    zone = zone_named("Asia/Shanghai") or UTC
-    for date in _DATE.finditer(response.words):
-        found = leading_moment(
-            response.words, date.start(), received_ms=response.received_ms, zone=zone
-        )
-        if found is not None:
-            at_ms, end = found
-            yield Statement(max(0, at_ms), "text:will reset at", response.words[date.start() : end])
 
 
 def recognises(response: Response) -> bool:
@@ -73,14 +60,12 @@ READING = Reading(
         *openai.KINDS,
     ),
     (
-        UntilRow(
-            "words",
+        said(
             "`will reset at 2026-09-04 19:01:25`, `将在 2026-09-04 19:01:25 重置`",
-            "a moment without a zone, taken as Asia/Shanghai; a zone that is named is used",
-            _moments,
+            "A moment without a zone is taken as Asia/Shanghai; a zone that is named is used",
+            zone=lambda _response: zone_named("Asia/Shanghai") or UTC,
         ),
-        UNTILS[0],
-        *UNTILS[2:],
+        *UNTILS[1:],
     ),
     recognises,
     aliases=("z.ai", "zhipu", "zhipuai", "bigmodel", "glm"),
