@@ -304,12 +304,17 @@ def frame(table: str, key: bytes, counter: int, value: Value, allotted: bytes = 
 
 
 def read_counter(table: str, key: bytes, raw: bytes) -> int:
-    """The counter of a row as it is on disk, once its checksum, kind and version were checked.
+    """The counter of a row as it is on disk, once it was checked as `decode` checks it.
 
     Raises:
         UnreadableRecordError: The row can't be trusted.
     """
-    return _open(table, key, raw).counter
+    counter, known, _, body = _open(table, key, raw)
+    try:
+        known.check.decode(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        _refuse_row(table, key, f"schema of {known.kind}: {error}")
+    return counter
 
 
 def decode(table: str, key: bytes, raw: bytes) -> Row:

@@ -20,6 +20,7 @@ Invariants:
     I8  `unread` are the messages from hosts that are in the slot and were not read, those that a
         rewind cut off included; `subjects` names, of those and the inbox, the newest of each
         subject, and may name one that is gone.
+    I9  What moves out of the inbox is content that can be read: each move guards its row.
 """
 
 from __future__ import annotations
@@ -53,8 +54,9 @@ from .slot_rows import may_join
 
 OPS_RESERVE: Final = 16
 """Operations of a request kept free for what is not a moved message."""
-OPS_A_MESSAGE: Final = 4
-"""Moving one message: out of the inbox, into the slot, its id row, its wake."""
+OPS_A_MESSAGE: Final = 5
+"""Moving one message: its content is there; out of the inbox, into the slot, its id row, its
+wake."""
 PAYLOAD_RESERVE: Final = 256 * 1024
 """Bytes of a request kept free for what is not the content of a message."""
 
@@ -280,8 +282,12 @@ class SlotBook(SlotMirror):
         if not entries:
             return
         inbox, unread, first, size = self.inbox, self.unread, self._seq_next, 0
-        moved = [Moved(entry, seq, inbox.pop(entry)) for seq, entry in enumerate(entries, first)]
-        for entry, seq, row in moved:
+        words = self.reworded
+        moved = [
+            Moved(entry, seq, inbox.pop(entry), words.pop(entry, 1) if words else 1)
+            for seq, entry in enumerate(entries, first)
+        ]
+        for entry, seq, row, _ in moved:
             unread[entry] = (seq, row)
             size += row.body_bytes
         self.inbox_bytes -= size
@@ -293,8 +299,10 @@ class SlotBook(SlotMirror):
         for op in moving_rows(self.slot, moved):
             if isinstance(op, Put):
                 draft.put_value(op.table, op.key, op.value)
-            else:
+            elif isinstance(op, Delete):
                 draft.deletes.append(op)
+            else:
+                draft.guards = (*draft.guards, op)
 
     def place(
         self,

@@ -15,11 +15,12 @@ from typing import Any, Final, NamedTuple
 from msgspec.structs import replace
 
 from abeyance.storage.codec import encode
+from abeyance.storage.errors import StorageError
 from abeyance.storage.store import Append, Chain, Delete, Guard, Put, Request, Value
 from abeyance.storage.tables.blocks import Block, TextBlock
 from abeyance.storage.tables.fields import REASON_CHARS_MAX
 from abeyance.storage.tables.kept import MESSAGE_CHARS_MAX, DeadLetter
-from abeyance.storage.tables.slots import MessageId
+from abeyance.storage.tables.slots import MessageId, body_key
 from abeyance.storage.tables.waits import LogLine
 
 from .archive_book import pack_message
@@ -31,7 +32,7 @@ from .slot_draft import Draft
 from .slot_long import Planned, whole
 from .slot_messages import Dispose, Disposed, EndPair, EndTurn
 from .slot_pairs import plan_pair_end
-from .slot_rows import read_body, read_content, read_rows
+from .slot_rows import find_body, read_rows
 from .slot_turns import Plan, plan_end
 
 OPS_A_LETTER: Final = 4
@@ -287,10 +288,12 @@ def _inboxed(book: SlotBook, dispose: Dispose) -> Iterator[_Letter]:
         if row.agent != dispose.agent or (dispose.land and (book.is_leased or book.is_deferring)):
             # Another's, or one that lands with another's: the slot goes on.
             continue
-        blocks = read_body(book.store, book.slot, entry)
+        blocks = _words(book, (book.slot, entry))
         yield _Letter(
             f"message {row.message!r} by {row.author!r}",
-            _packed(dispose, row.author, row.channel, blocks, wake=row.wake),
+            None
+            if blocks is None
+            else _packed(dispose, row.author, row.channel, blocks, wake=row.wake),
             wake=entry if entry in wakes else None,
             inboxed=entry,
         )
@@ -306,14 +309,19 @@ def _placed(book: SlotBook, dispose: Dispose, entries: set[int]) -> Iterator[_Le
             entries.discard(row.entry)
             found.append(row)
     for row in reversed(found):
-        blocks = read_content(book.store, book.slot, row)
+        blocks = _words(book, body_key(book.slot, row))
         text = f"wake of {dispose.agent!r} by {row.author!r} for message {row.message!r}"
         yield _Letter(text, _again(dispose, row.author, row.message, row.channel, blocks))
 
 
 def _content(book: SlotBook, entry: int) -> tuple[Block, ...] | None:
-    row = book.store.get("bodies", (book.slot, book.edits.last_words(entry)))
-    return None if row is None else row.record.blocks
+    return _words(book, (book.slot, book.edits.last_words(entry)))
+
+
+def _words(book: SlotBook, key: tuple[str, int]) -> tuple[Block, ...] | None:
+    """What a row says, or None: what cannot be read keeps nobody from leaving."""
+    found = find_body(book.store, *key)
+    return None if isinstance(found, StorageError) else found
 
 
 def _again(

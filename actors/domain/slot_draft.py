@@ -17,8 +17,9 @@ from abeyance.storage.store import Append, Delete, Guard, Put, Record, Store, Va
 from .slot_forms import Moved, moving_rows
 from .slot_long import Op
 
-OPS_A_MOVE: Final = 3
-"""Moving one message without its wake: out of the inbox, into the slot, its id row."""
+OPS_A_MOVE: Final = 4
+"""Moving one message without its wake: its content is there; out of the inbox, into the slot, its
+id row."""
 
 
 @dataclass(slots=True)
@@ -49,8 +50,9 @@ class Draft:
 
     @property
     def ops(self) -> int:
-        """What it puts and deletes."""
-        return len(self.puts) + len(self.deletes) + OPS_A_MOVE * len(self.moved)
+        """What it guards beside the slot's own rows, puts and deletes."""
+        ops = len(self.guards) + len(self.puts) + len(self.deletes)
+        return ops + OPS_A_MOVE * len(self.moved)
 
     def put(self, table: str, key: Any, record: Record) -> None:
         self.put_value(table, key, encode(record))

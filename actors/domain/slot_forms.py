@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from abeyance.storage.codec import encode
-from abeyance.storage.store import Delete, Put
+from abeyance.storage.store import Delete, Guard, Put
 from abeyance.storage.tables.slots import Entry, Inboxed, MessageId, Wake
 
 from .slot_messages import Accept
@@ -21,6 +21,8 @@ class Moved(NamedTuple):
     entry: int
     seq: int
     row: Inboxed
+    words: int = 1
+    """The counter of its content's row."""
 
 
 def inboxed(accept: Accept) -> Inboxed:
@@ -95,9 +97,10 @@ def accepted_rows(
     return (*puts, Put("wakes", place if agent == slot else (agent, entry), encode(wake)))
 
 
-def moving_rows(slot: str, moved: Iterable[Moved]) -> Iterator[Put | Delete]:
-    """What moves messages into the slot."""
-    for entry, seq, row in moved:
+def moving_rows(slot: str, moved: Iterable[Moved]) -> Iterator[Guard | Put | Delete]:
+    """What moves messages into the slot, if their content is there and can be read."""
+    for entry, seq, row, words in moved:
+        yield Guard("bodies", (slot, entry), words)
         yield Delete("inbox", (slot, entry))
         yield Put("slots", (slot, seq), encode(placed(slot, entry, row)))
         known = MessageId(entry=entry, state="slot", seq=seq, body_crc=row.body_crc)

@@ -45,6 +45,9 @@ class SlotMirror:
         self._lease = Counted.read(store, "leases", (slot,), _FREE)
         self.inbox: dict[int, Inboxed] = {}
         self.inbox_bytes = 0
+        self.reworded: dict[int, int] = {}
+        """By entry, of what waits: the counter of its content's row, where a newer message of its
+        subject put it again. Its own row was put with it every time."""
         self.limits: Mapping[str, AgentLimits] = {}
         """Of the agents whose inbox takes less than the slot's."""
         self.wakes: dict[str, dict[int, Wake]] = {}
@@ -70,9 +73,14 @@ class SlotMirror:
 
     def read(self) -> Iterator[None]:
         """Read the slot, a part a step. Nobody writes it meanwhile: its actor does nothing else."""
-        for place, (key, row) in enumerate(read_rows(self.store, "inbox", (self.slot,)), 1):
-            self.inbox[int(key[-1])] = row
+        for place, (key, found) in enumerate(self.store.scan("inbox", (self.slot,)), 1):
+            if isinstance(found, Exception):
+                raise found
+            entry, row = int(key[-1]), found.record
+            self.inbox[entry] = row
             self.inbox_bytes += row.body_bytes
+            if found.counter > 1:
+                self.reworded[entry] = found.counter
             if place % STEP_ROWS == 0:
                 yield
         self._entry_next, self._seq_next = read_numbers(self.store, self.slot, self.lease)

@@ -26,9 +26,10 @@ STEP_ROWS: Final = 128
 def read_numbers(store: Store, slot: str, lease: Lease) -> tuple[int, int]:
     """The next entry number and the next place: the larger of the head's and the last rows'."""
     entry_next, seq_next = lease.entry_next, lease.seq_next
-    for key, _ in read_rows(store, "slots", (slot,), reverse=True, limit=1):
+    # Only keys are asked: what they hold may be unreadable.
+    for key, _ in store.scan("slots", (slot,), reverse=True, limit=1):
         seq_next = max(seq_next, int(key[-1]) + 1)
-    for key, _ in read_rows(store, "bodies", (slot,), reverse=True, limit=1):
+    for key, _ in store.scan("bodies", (slot,), reverse=True, limit=1):
         # Whatever has an entry number has a body, written in the same commit; a wake without a
         # message has none, but is written with the lease.
         entry_next = max(entry_next, int(key[-1]) + 1)

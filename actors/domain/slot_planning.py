@@ -31,7 +31,7 @@ from .slot_line import Line, must_wait
 from .slot_messages import Accept, AcceptMany, Dispose, Receipt, Retract, TurnStart, taken
 from .slot_outgoing import Outgoing, Part, Together
 from .slot_plans import plan
-from .slot_poison import blame
+from .slot_poison import blame, cause_of
 from .slot_subjects import plan_accept, plan_retract
 from .slot_turns import Plan
 
@@ -209,7 +209,8 @@ class Planning:
         first, refused = behind[0]
         if len(refused) > 1 and isinstance(outcome, Refused):
             _part(refused)
-        if isinstance(outcome, NotStored) and lost is None and self._blame(first, outcome.error):
+        cause = cause_of(outcome) if lost is None else None
+        if cause is not None and self._blame(first, cause):
             # Not the act's fault, nor that of those that were not tried for it.
             failed, tidied = {}, True
         for act in (*acts, *starts):

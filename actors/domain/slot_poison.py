@@ -2,11 +2,13 @@
 
 What is malformed is refused before it is accepted, and a full disk refuses every row alike. Left is
 a row that is refused by name: one that cannot be read where it is to be written, or that the store
-says is none. It would refuse every commit that moves its message, the turn's own among them.
+says is none. It would refuse every commit that moves its message, the turn's own among them. So
+does content that cannot be read, which every move guards; behind it, no turn could be compiled.
 
 Invariants:
     I1  A message leaves for the dead letters in one commit, once it was refused so often; whatever
-        is behind it keeps its order.
+        is behind it keeps its order. One whose content cannot be read leaves at its first refusal,
+        with every other such of that commit: a damaged page has many.
     I2  Nothing is read or written that could be refused for the same reason.
 
 No actor, no await.
@@ -22,7 +24,7 @@ from abeyance.actors.core.logs import Log
 from abeyance.storage import codec
 from abeyance.storage.codec import encode
 from abeyance.storage.errors import InvalidRequestError, StorageError, UnreadableRecordError
-from abeyance.storage.store import Append, Chain, Delete, Request
+from abeyance.storage.store import Append, Chain, Delete, NotStored, Refused, Request
 from abeyance.storage.tables.fields import REASON_CHARS_MAX
 from abeyance.storage.tables.kept import MESSAGE_CHARS_MAX, DeadLetter
 from abeyance.storage.tables.slots import Inboxed, MessageId
@@ -33,13 +35,22 @@ from .slot_again import again_message
 from .slot_book import SlotBook
 from .slot_draft import Draft
 from .slot_long import whole
-from .slot_rows import read_body
+from .slot_rows import find_body, no_body
 
 _logger = Log(__name__)
 
 REFUSALS_MAX: Final = 3
 """So often a message is refused by name before it leaves."""
 _OP: Final = re.compile(r"batch\[\d+\]\.(puts|deletes)\[(\d+)\]")
+
+
+def cause_of(outcome: Refused | NotStored) -> Exception | None:
+    """What a request was refused for by name, if it was; the guard of content that is not there
+    does not hold."""
+    if isinstance(outcome, NotStored):
+        return outcome.error
+    found = next((each for each in outcome.refusals if each.guard.table == "bodies"), None)
+    return None if found is None else no_body(found.guard.key)
 
 
 def blame(
@@ -64,6 +75,14 @@ def blame(
         return None
     row = book.inbox[entry]
     refusals[entry] = refusals.get(entry, 0) + 1
+    if (
+        refusals[entry] == 1
+        and isinstance(error, UnreadableRecordError)
+        and error.table == "bodies"
+    ):
+        lost = _without_words(book, request)
+        if lost:
+            return [_lose(book, each, why, chain, now_ms) for each, why in lost]
     if refusals[entry] > REFUSALS_MAX + 1:
         # Not even its end is taken: then it is the store's fault, and waited out.
         return None
@@ -79,8 +98,23 @@ def blame(
     if refusals[entry] >= REFUSALS_MAX:
         # Once more without the row of its id, where that is what is refused.
         names = refusals[entry] == REFUSALS_MAX
-        return [plan_give_up(book, entry, error, chain, now_ms, names=names)]
+        reason = f"refused {REFUSALS_MAX} times: {error}"
+        return [plan_give_up(book, entry, reason, chain, now_ms, names=names)]
     return []
+
+
+def _without_words(book: SlotBook, request: Request) -> list[tuple[int, StorageError]]:
+    """Of what a request was to move or replace, what has no content that can be read; and why."""
+    found = [(e, find_body(book.store, book.slot, e)) for e in _waiting_in(book, request)]
+    return [(entry, why) for entry, why in found if isinstance(why, StorageError)]
+
+
+def _lose(book: SlotBook, entry: int, why: StorageError, chain: Chain, now_ms: int) -> Request:
+    row, reason = book.inbox[entry], f"its content cannot be read: {why}"
+    _logger.warning(
+        "%s does not land in slot %r: %s", named(row), book.slot, reason, agent=row.agent
+    )
+    return plan_give_up(book, entry, reason, chain, now_ms, names=True)
 
 
 def culprit(book: SlotBook, request: Request, error: Exception) -> int | None:
@@ -99,8 +133,14 @@ def culprit(book: SlotBook, request: Request, error: Exception) -> int | None:
             ops: Any = getattr(request, found[1])
             op = ops[int(found[2])]
             entry = _entry_at(book, request, op.table, op.key)
-    moved = {delete.key[-1] for delete in request.deletes if delete.table == "inbox"}
-    return entry if entry in moved and entry in book.inbox else None
+    return entry if entry in _waiting_in(book, request) else None
+
+
+def _waiting_in(book: SlotBook, request: Request) -> list[int]:
+    """What of the inbox a request was to move, or to replace by something newer."""
+    ops: tuple[Any, ...] = (*request.deletes, *request.puts)
+    named = sorted({int(op.key[-1]) for op in ops if op.table == "inbox"})
+    return [entry for entry in named if entry in book.inbox]
 
 
 def _entry_at(book: SlotBook, request: Request, table: str, key: Any) -> Any:
@@ -117,9 +157,9 @@ def _entry_at(book: SlotBook, request: Request, table: str, key: Any) -> Any:
 
 
 def plan_give_up(
-    book: SlotBook, entry: int, error: Exception, chain: Chain, now_ms: int, *, names: bool
+    book: SlotBook, entry: int, why: str, chain: Chain, now_ms: int, *, names: bool
 ) -> Request:
-    """Plan the end of a message that was refused so often: out of the inbox, among the letters.
+    """Plan the end of a message that cannot land: out of the inbox, among the letters.
 
     Args:
         names: Whether the row of its id says that it is dead.
@@ -131,7 +171,7 @@ def plan_give_up(
         # Of an agent that is not added yet, too: nothing of it is read here.
         draft.deletes.append(Delete("wakes", (row.agent, entry)))
         book.wakes.get(row.agent, {}).pop(entry, None)
-    reason = clean_text(f"refused {REFUSALS_MAX} times: {error}", REASON_CHARS_MAX)
+    reason = clean_text(why, REASON_CHARS_MAX)
     if names and _is_readable(book, row):
         dead = MessageId(entry=entry, state="dead", body_crc=row.body_crc, cause=reason)
         draft.put("ids", (book.slot, row.message), dead)
@@ -162,9 +202,8 @@ def _is_readable(book: SlotBook, row: Inboxed) -> bool:
 
 
 def _packed(book: SlotBook, entry: int, row: Inboxed, now_ms: int) -> bytes | None:
-    try:
-        blocks = read_body(book.store, book.slot, entry)
-    except (StorageError, LookupError):
+    blocks = find_body(book.store, book.slot, entry)
+    if isinstance(blocks, StorageError):
         return None
     said = [block.text for block in blocks if hasattr(block, "text")]
     return pack_message(

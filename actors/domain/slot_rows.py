@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from abeyance.storage.errors import StorageError, UnreadableRecordError
 from abeyance.storage.store import Store
 from abeyance.storage.tables.blocks import Block
 from abeyance.storage.tables.ownership import Owner
@@ -134,6 +135,27 @@ def read_body(store: Store, slot: str, entry: int) -> tuple[Block, ...]:
         raise LookupError(f"slot {slot!r} names entry {entry}, which has no body")
     blocks: tuple[Block, ...] = row.record.blocks
     return blocks
+
+
+def find_body(store: Store, slot: str, entry: int) -> tuple[Block, ...] | StorageError:
+    """The same; or why it cannot be read."""
+    try:
+        return read_body(store, slot, entry)
+    except LookupError:
+        return no_body((slot, entry))
+    except StorageError as error:
+        return error
+
+
+def no_body(key: Any) -> UnreadableRecordError:
+    """What is said of content whose row is not there."""
+    return UnreadableRecordError(
+        f"row {key!r} of table bodies is not there; other rows stand; see 'abeyance check', and "
+        "restore this row from a copy",
+        table="bodies",
+        key=key,
+        cause="no row",
+    )
 
 
 def read_rows(

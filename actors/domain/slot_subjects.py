@@ -110,7 +110,11 @@ def _replace(book: SlotBook, accept: Accept, entry: int, chain: Chain) -> tuple[
         )
         puts += (Put("wakes", (accept.agent, entry), encode(wake)),)
     # Everything is encoded; from here on nothing refuses.
+    guards: tuple[Guard, ...] = (book.owner, Guard("ids", (slot, accept.message), 0))
     if waiting is not None:
+        words = book.reworded.get(entry, 1)
+        guards = (*guards, Guard("bodies", place, words))
+        book.reworded[entry] = words + 1
         book.inbox[entry] = row
         book.inbox_bytes += row.body_bytes - waiting.body_bytes
     else:
@@ -119,7 +123,6 @@ def _replace(book: SlotBook, accept: Accept, entry: int, chain: Chain) -> tuple[
     if wake is not None:
         wakes[entry] = wake
     book.gone[older.message] = (entry, "replaced")
-    guards = (book.owner, Guard("ids", (slot, accept.message), 0))
     state: Any = "accepted" if seq is None else "stored"
     receipt = Receipt(accept.message, entry, state, replaces=older.message)
     return Request(guards, puts, _words_gone(book, entry), (), chain), receipt

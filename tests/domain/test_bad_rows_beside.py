@@ -227,13 +227,13 @@ async def test_an_accepted_message_that_cannot_be_read_keeps_its_agent_from_bein
             body_crc=body.body_crc, body_bytes=len(body.body), accepted_ms=world.clock.now_ms(),
         )  # fmt: skip
         said = Body(blocks=(TextBlock(text="more"),))
-        put(world, ("inbox", (name, 2), row), ("bodies", (name, 2), said))
-    damage(world.directory, world.clock, "inbox", ("ana", 2), how)
+        put(world, ("inbox", (name, 3), row), ("bodies", (name, 3), said))
+    damage(world.directory, world.clock, "inbox", ("ana", 3), how)
     async with world.open() as runtime:
         for _ in range(2):
             with pytest.raises(UnreadableRecordError) as caught:
                 await world.add([reply("never")])
-            assert (caught.value.table, caught.value.key) == ("inbox", ("ana", 2))
+            assert (caught.value.table, caught.value.key) == ("inbox", ("ana", 3))
         bo = await world.add([reply("two")], "bo")
         await runs(bo, "two")
         assert "user: more" in await shown(bo)

@@ -154,8 +154,7 @@ def test_a_message_that_is_given_up_leaves_no_wake_of_an_agent_that_is_not_added
     # After a restart bo is not here; the slot could know of its wake by the row alone.
     desk.agents = ("ana",)
     desk.reload()
-    error = UnreadableRecordError("bad row", table="ids", key=("x",), cause="checksum")
-    request = plan_give_up(desk.book, entry, error, desk.chain, 1, names=True)
+    request = plan_give_up(desk.book, entry, "a bad row", desk.chain, 1, names=True)
     desk.commit([request])
     assert waiting(desk.store) == []
     assert wakes_of(desk.store, "bo") == set()
