@@ -18,7 +18,7 @@ from .domain.run_errors import RunsParkedError
 from .domain.run_folders import RunFolders
 from .domain.run_places import wait_without_place
 from .domain.run_protocol import News, RunsKept
-from .domain.run_rows import LIVE, RunId, read_run_id
+from .domain.run_rows import LIVE, RunId, bounded, read_run_id
 from .domain.runs import NAME, Runs
 from .lifetime import closed
 from .run_reading import (
@@ -113,7 +113,12 @@ class RunLooks:
         return status_of(self._store, self._folders, run, run_record(self._store, run))
 
     def _seen(self, run: RunId, status: RunStatus) -> RunStatus:
-        """A run's status with what its rows cannot say: whether anything of it is executed."""
+        """A run's status with what its rows cannot say: whether anything of it is executed, and
+        that it has failed where the store takes neither its wait nor its failure."""
+        life = self._kept.lives.get(run)
+        if life is not None and life.failure is not None and status.state in LIVE:
+            reason = bounded(f"{life.failure}; the store does not take that it failed, either")
+            return replaced(status, state="failed", reason=reason, executed=False)
         return replaced(status, executed=status.state in LIVE and self._is_executed(run))
 
     def _is_executed(self, run: RunId) -> bool:

@@ -71,7 +71,7 @@ class RunStatus:
     session: str | None = None
     """The handle of the provider's session that a waiting run stands inside."""
     executed: bool | None = None
-    """Whether a process executes it now; None where that is not known: in a stopped store."""
+    """Whether a process executes it now; None until whoever looks has found out."""
 
     owner_pid: int | None = None
     """The process that executes it, or died over it (see `executed`); None where no life of it is
@@ -87,7 +87,8 @@ class RunStatus:
         serves = "the quiesced host serves again (abeyance quiesce DIR --end)"
         if self.executed is False and self.state in LIVE:
             when = serves if self.quiesced else "a process that has its workflow finds it"
-            return f"Interrupted \u00b7 goes on when {when}"
+            what = "Interrupted" if self.state == "running" else self.title
+            return f"{what} \u00b7 goes on when {when}"
         if self.state not in WAITING:
             # What it waited for before it was taken up is over.
             why = f": {self.reason}" if self.reason and self.state not in LIVE else ""

@@ -98,6 +98,7 @@ class RunVerbs(ABC):
             InvalidRunError, InvalidNameError: Names the field; nothing was done.
             UnknownWorkflowError: Add the workflow first; nothing was done.
             RunOpenError: A run of that key may still go on; has its id and state.
+            QuiescedError: The host is quiesced; nothing was done.
             NotPermittedError: The host's admin gate did not let it pass; nothing was done.
             NotStoredError: It was not started.
             RuntimeClosedError: The runtime has ended.

@@ -34,7 +34,7 @@ from .errors import QuiescedError, RunInterruptedError, RuntimeClosedError
 from .foreign import failure_of, told
 from .run_errors import InvalidRunError, RunEndedError, StepFailedError
 from .run_life import Life
-from .run_rows import bounded, item_guard, item_of, item_put, pack_plain, unpacked
+from .run_rows import bounded, item_guard, item_of, item_put, not_kept, pack_plain, unpacked
 from .run_steps import DidNotHappen, Happened, InDoubt, StepContext
 from .run_steps import context as step_of
 from .run_turns import Answered, Asked, Elsewhere, Holds, Unreachable
@@ -251,7 +251,7 @@ class Items:
             packed = pack_plain(value, "result")
         except InvalidRunError as error:
             # It had its effect, so it is not run again; what it returned cannot be kept.
-            return await self._failed(item, row, error)
+            return await self._failed(item, row, not_kept(error))
         now_ms = self._life.clock.now_ms()
         done = replace(row.record, state="done", result=packed, ended_ms=now_ms)
         if not await self._write(item, row, done):

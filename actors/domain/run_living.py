@@ -17,7 +17,7 @@ from .run_context import RunContext
 from .run_errors import InvalidRunError, RunEndedError, StepFailedError
 from .run_items import Items
 from .run_life import Life
-from .run_rows import bounded, pack_plain, unpacked
+from .run_rows import bounded, not_kept, pack_plain, unpacked
 from .run_walls import Where, suspend, wall_of
 from .run_workflow import Workflow
 
@@ -53,7 +53,10 @@ async def _execute(life: Life, workflow: Workflow, running: Callable[[], object]
     context = RunContext(life)
     try:
         value = await workflow.function(context, unpacked(life.record.params))
-        packed = pack_plain(value, "result")
+        try:
+            packed = pack_plain(value, "result")
+        except InvalidRunError as refusal:
+            raise not_kept(refusal) from None
         life.is_final = True
         for name, function, in_doubt in workflow.finalisers:
             with context.step("final"):

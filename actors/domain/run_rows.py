@@ -161,6 +161,11 @@ def pack_plain(value: object, field: str) -> bytes:
     return packed
 
 
+def not_kept(refusal: InvalidRunError) -> ValueError:
+    """What a call that was made failed with when what it returned was refused as no plain data."""
+    return ValueError(f"it was done, but what it returned cannot be recorded: it {refusal.problem}")
+
+
 def bounded(text: str) -> str:
     """A text in one line, as a row holds it."""
     return clean_text(text, TEXT_CHARS_MAX)

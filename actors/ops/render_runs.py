@@ -50,8 +50,6 @@ def _print_run(console: Console, run: RunReport, *, stopped: bool) -> None:
             f"executed by process {run.owner_pid} on {run.owner_host}, which lives and did not "
             "answer here; where it hangs, a host that answers can take the run over (take-over)",
         )
-    elif stopped and run.state in _OPEN:
-        _say(console, "no host executes it; the next that has its workflow goes on with it")
     if stopped and run.state == "waiting_for_capacity":
         _say(console, "resumed by a host that has its workflow, then or as it starts")
     if run.state in _DECIDE:

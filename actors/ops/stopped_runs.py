@@ -102,7 +102,7 @@ class StoppedRuns:
             return dataclasses.replace(status, executed=False)
         owner = self._store.get("owners", read_run_id(self._store, status.id).owned)
         lives = owner is not None and is_locked(self._owners / owner.record.nonce)
-        return dataclasses.replace(status, executed=True if lives else None)
+        return dataclasses.replace(status, executed=lives)
 
     @property
     def _folders(self) -> RunFolders:
@@ -247,7 +247,8 @@ class StoppedRuns:
         pid, host = (None, None) if process is None else (process.record.pid, process.record.host)
         raise RunOwnedElsewhereError(
             f"run {str(run)!r} is owned by process {pid} on {host}, which serves no control socket "
-            "here; nothing was done; do it there, or stop that process first",
+            "here; nothing was done; do it there, or stop that process first; where it hangs, a "
+            "host that answers can take the run over (take-over)",
             run=str(run),
             pid=pid,
             host=host,

@@ -183,6 +183,29 @@ async def test_run_that_ends_reads_no_more_of_those_that_wait_however_many_there
 
 
 @pytest.mark.behaviour("S-030")
+async def test_run_whose_failure_the_store_refuses_too_is_said_to_have_failed(
+    world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    effects, refusing = Effects(), RefusingStore(monkeypatch)
+    async with world.open() as runtime:
+        runtime.add_workflow("report", five(effects))
+        effects.raising["b"] = [wall(world.clock.now_ms() + HOUR)]
+        refusing.refuses = lambda request: (
+            any(put.table == "runs" for put in request.puts) and "a" in effects.log
+        )
+        run = await runtime.start_run("report:1", "report")
+        await trio.sleep(120)
+        status = run.status()
+        assert (status.state, status.executed) == ("failed", False)
+        assert "could not be recorded" in status.text()
+        assert "the store does not take that it failed, either" in status.text()
+        assert states(world, run.id)[-1] == "running"
+        refusing.refuses = lambda _request: False
+        status = await run.wait()
+        assert (status.state, "either" in status.reason) == ("failed", False)
+
+
+@pytest.mark.behaviour("S-030")
 @pytest.mark.parametrize("ends_ms", [HOUR, None], ids=["known", "unknown"])
 async def test_suspension_that_the_store_refuses_is_failed_for_good_and_wakes_nobody(
     world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch, ends_ms: int | None

@@ -579,7 +579,7 @@ async def test_text_of_a_waiting_run_says_for_what_and_until_when(
         ("step", "failed", "StepFailedError"),
         ("body", "failed", "LookupError: in the body"),
         ("exit", "failed", "SystemExit"),
-        ("result", "failed", "must be plain data"),
+        ("result", "failed", "it was done, but what it returned cannot be recorded"),
         ("returns", "completed", ""),
         ("cancelled", "cancelled", "cancelled by api:ops"),
     ],
@@ -638,7 +638,9 @@ async def test_map_whose_keys_are_no_text_is_refused_before_it_is_kept(
         run = await runtime.start_run("report:1", "report")
         status = await run.wait()
         assert status.state == "failed"
+        assert "it was done, but what it returned cannot be recorded" in status.reason
         assert "keys" in status.reason
+        assert "nothing was done" not in status.reason
         # Whatever was kept reads, and so does the list of every run.
         assert [each.state for each in runtime.runs()] == ["failed"]
         assert [step.state for step in runtime.run_steps("report:1")] == [

@@ -402,7 +402,7 @@ async def test_run_that_is_resumed_in_a_stopped_store_is_taken_up_once_by_the_ne
     again = await told(capsys, "resume", str(state), "k")
     assert (again["state"], again["changed"]) == ("resuming", False)
     assert await command("runs", str(state)) == 0
-    assert "no host executes it" in capsys.readouterr().out
+    assert "Resuming \u00b7 goes on when a process that has" in capsys.readouterr().out
     pages = Pages()
     async with open_runtime(state, control=False) as runtime:
         runtime.add_workflow("pages", pages.body)
@@ -444,7 +444,9 @@ async def test_command_line_says_that_a_stopped_store_cannot_check_a_fallback_an
     assert "Whether it may use that model could not be checked here: the host does." in said
     await command("runs", str(state), "k")
     said = " ".join(capsys.readouterr().out.split())
-    assert "k@1 pages v1 Resuming at write/b" in said, "what it waited for is over"
+    assert "k@1 pages v1 Resuming \u00b7 goes on when a process" in said, (
+        "what it waited for is over"
+    )
     async with open_runtime(state) as runtime:
         runtime.add_workflow("pages", Pages().body, fallbacks=[ModelChoice("openai", "gpt")])
         with runtime.events(kinds={"run_changed"}) as events:
@@ -596,7 +598,7 @@ async def test_run_of_a_live_process_without_a_socket_is_left_to_it(
         await command("runs", str(state))
         said = " ".join(capsys.readouterr().out.split())
         assert f"executed by process {host.pid} on" in said
-        assert "no host executes it" not in said
+        assert "Interrupted" not in said
         store = StoppedStore(state, writing=True)
         with pytest.raises(RunOwnedElsewhereError) as caught:
             store.cancel_run("other")
@@ -607,7 +609,7 @@ async def test_run_of_a_live_process_without_a_socket_is_left_to_it(
         host.wait()
         await command("runs", str(state))
         said = " ".join(capsys.readouterr().out.split())
-        assert "no host executes it; the next that has its workflow goes on with it" in said
+        assert "Interrupted \u00b7 goes on when a process that has its workflow finds it" in said
         assert "resumed by a host that has its workflow, then or as it starts" in said
         store = StoppedStore(state, writing=True)
         assert store.cancel_run("other").changed
