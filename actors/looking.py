@@ -118,7 +118,7 @@ class LookVerbs:
         self, agent: str | None = None, *, after: int | None = None, limit: int = 100
     ) -> tuple[InboxRow, ...]:
         """What was accepted and is not in a transcript yet, in the order it lands, and why it
-        waits; of one agent, or agent by agent.
+        waits; of one agent, or slot by slot, as it lands.
 
         A checkpoint a slice of rows. Reads rows; asks no actor. Agents that other processes run are
         told of, too.

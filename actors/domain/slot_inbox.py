@@ -176,7 +176,8 @@ async def read_receipt(store: Store, slot: str, message: str) -> Receipt:
         for row in scan_inbox(store, slot):
             if row is None:
                 await trio.lowlevel.checkpoint()
-            elif row.id == message:
+            elif row.seq == known.record.entry:
+                # By its number: a row that cannot be read says nothing of its id.
                 return receipt._replace(state=row.state, cause=row.cause)
         # It landed while the rows before it were read.
 
@@ -200,7 +201,8 @@ async def read_inbox(
 def listed(
     store: Store, agent: str | None, *, after: int | None = None
 ) -> Iterator[InboxRow | None]:
-    """Yield what waits for an agent, or agent by agent; None where the loop may get a turn.
+    """Yield what waits for an agent, or slot by slot, each in the order it lands; None where the
+    loop may get a turn.
 
     Args:
         after: Only rows behind this number; with an agent.
@@ -214,14 +216,23 @@ def listed(
             "there are",
             agent=agent,
         )
+    seen: set[str] = set()
     for key, found in agents:
         # A slot has its agent's name wherever nothing says otherwise.
         name = str(key[0])
         slot = name if isinstance(found, Exception) else found.record.slot
         yield None
+        if slot in seen:
+            # Of agents that share a slot all is told at once: it lands in one order.
+            continue
+        seen.add(slot)
         for row in scan_inbox(store, slot):
-            if row is None or (row.agent in (name, UNKNOWN) and (after is None or row.seq > after)):
+            if row is None or agent is None or _is_for(row, name, after):
                 yield row
+
+
+def _is_for(row: InboxRow, agent: str, after: int | None) -> bool:
+    return row.agent in (agent, UNKNOWN) and (after is None or row.seq > after)
 
 
 def receipt_of(message: str, known: MessageId, is_cut: Callable[[int], bool]) -> Receipt:

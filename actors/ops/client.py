@@ -291,7 +291,7 @@ class ControlClient(RunAsks, ApprovalAsks, UsageAsks):
     def inbox(
         self, agent: str | None = None, *, after: int | None = None, limit: int = 100
     ) -> tuple[InboxRowReport, ...]:
-        """What waits in an agent's inbox, or agent by agent, from any host.
+        """What waits in an agent's inbox, or slot by slot, from any host.
 
         Raises:
             RefusedByHostError, HostSilentError: As they say; nothing changed.

@@ -319,7 +319,7 @@ class HostClient:
     def inbox(
         self, agent: str | None = None, *, after: int | None = None, limit: int = 100
     ) -> tuple[InboxRowReport, ...]:
-        """What waits in an agent's inbox, or agent by agent, in the order it lands.
+        """What waits in an agent's inbox, or slot by slot, in the order it lands.
 
         Raises:
             RefusedByHostError, HostSilentError: As they say; nothing changed.

@@ -89,7 +89,7 @@ class AlertsRequest(_Request, frozen=True, tag="alerts"):
 
 
 class InboxRequest(_Request, frozen=True, tag="inbox"):
-    """What was accepted and is in no transcript yet, of one agent, or agent by agent."""
+    """What was accepted and is in no transcript yet, of one agent, or slot by slot."""
 
     agent: str | msgspec.UnsetType = msgspec.UNSET
     after: int | msgspec.UnsetType = msgspec.UNSET

@@ -208,7 +208,7 @@ class StoppedStore(StoppedRuns, StoppedSchedules, StoppedApprovals):
     def inbox(
         self, agent: str | None = None, *, after: int | None = None, limit: int = 100
     ) -> tuple[InboxRowReport, ...]:
-        """What waits in an agent's inbox, or agent by agent, in the order it lands.
+        """What waits in an agent's inbox, or slot by slot, in the order it lands.
 
         Raises:
             InvalidInputError, InvalidNameError: An argument is malformed.

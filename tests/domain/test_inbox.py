@@ -26,6 +26,7 @@ from abeyance.storage.errors import UnreadableRecordError
 from abeyance.storage.store import Put, Request
 from abeyance.storage.tables.agents import Agent
 
+from .damage import spoil
 from .slots import SLOT, BookDesk
 from .test_conversations import keep_from_landing, leave_in_inbox
 from .world import Stop, World, tool, until
@@ -188,6 +189,46 @@ def test_a_row_that_cannot_be_read_hides_no_other_of_its_inbox() -> None:
     assert [(row.seq, row.state, row.cause) for row in rows] == [
         (2, "accepted", "turn"), (3, "held", "unreadable"), (4, "accepted", "turn"),
     ]  # fmt: skip
+
+
+@pytest.mark.behaviour("R-14")
+def test_what_waits_for_agents_that_share_a_slot_is_listed_in_the_order_it_lands() -> None:
+    desk = BookDesk(None, "ana", "bo")
+    desk.accept("go")
+    desk.start()
+    said = [desk.accept("x", agent=name)[0] for name in ("bo", "ana", "bo", "ana")]
+    for name in ("ana", "bo"):
+        agent = Agent(kind="resident", slot=SLOT, provider="p", model="m", created_ms=1)
+        desk.store.commit(Request(puts=(Put("agents", (name,), codec.encode(agent)),)))
+    rows = [row for row in listed(desk.store, None) if row is not None]
+    assert [row.seq for row in rows] == said
+    assert [row.agent for row in rows] == ["bo", "ana", "bo", "ana"]
+    own = [row.seq for row in listed(desk.store, "ana") if row is not None]
+    assert own == said[1::2]
+
+
+@pytest.mark.behaviour("R-14")
+async def test_a_receipt_of_a_message_whose_waiting_row_cannot_be_read_says_so(
+    world: World, virtual_time: MockClock
+) -> None:
+    stop = Stop()
+    async with world.open() as runtime:
+        ana = await during_a_tool(world, stop)
+        sent = await ana.send("a", id="a")
+        spoil(runtime._store, "inbox", ("ana", sent.seq), "a flipped bit")
+        told: list[Receipt] = []
+
+        async def ask() -> None:
+            told.append(await ana.receipt("a"))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            for _ in range(50):
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+        assert [(receipt.state, receipt.cause) for receipt in told] == [("held", "unreadable")]
+        stop.go.set()
+        await ana.wait_idle()
 
 
 # -- receipts --------------------------------------------------------------------------------------
