@@ -22,7 +22,14 @@ from .domain.cancelling import Cancel
 from .domain.chosen_model import ModelReceipt
 from .domain.edit_rows import EditRow, read_edits
 from .domain.errors import AdmissionClosedError, AgentEndedError, InvalidInputError
-from .domain.ingress import Content, check_name, encode_body, new_message_id, read_blocks
+from .domain.ingress import (
+    Content,
+    check_model,
+    check_name,
+    encode_body,
+    new_message_id,
+    read_blocks,
+)
 from .domain.pairs import PairReceipt, RunTool, StopTool
 from .domain.requesters import Door
 from .domain.slot_cancel import CancelReceipt
@@ -128,7 +135,7 @@ class OperatorVerbs:
         """
         runtime, member = self._runtime, self._runtime._member(self.name)
         if model is not None:
-            check_name(model, "model")
+            check_model(model, "model")
         elif provider is not None:
             raise InvalidInputError("provider", "must be None where no model is chosen")
         if provider is not None:

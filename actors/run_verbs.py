@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 from abeyance.storage.tables.runs import Choice
 
 from .domain.fallback import ModelChoice
-from .domain.ingress import check_name
+from .domain.ingress import check_model, check_name
 from .domain.requesters import Door
 from .domain.run_workflow import Finaliser
 from .lifetime import Lifetime
@@ -195,7 +195,7 @@ class RunVerbs(ABC):
         """
         self._check_open()
         check_name(provider, "provider")
-        check_name(model, "model")
+        check_model(model, "model")
         by = self._permitted("use_fallback", str(run), requester, door)
         choice = Choice(provider=provider, model=model)
         with self._lifetime.answers():

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from abeyance.storage.tables.schedules import ACCOUNTS_MAX, DrawsOn
 
-from .domain.ingress import check_name
+from .domain.ingress import check_model
 from .domain.requesters import Door
 from .domain.run_errors import UnknownWorkflowError
 from .domain.run_rows import check_key
@@ -200,7 +200,7 @@ class ScheduleVerbs(RunVerbs):
                     f"draws_on[{place}]", "must be a pair of a provider and a model"
                 )
             provider, model = pair
-            check_name(model, f"draws_on[{place}]")
+            check_model(model, f"draws_on[{place}]")
             credential = credential_of(provider, self._store_id)
             found.append(DrawsOn(credential=credential, model=model))
         return tuple(found)

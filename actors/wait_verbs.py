@@ -11,7 +11,7 @@ from .domain.errors import (
     AgentOwnedElsewhereError,
     UnknownAgentError,
 )
-from .domain.ingress import check_name
+from .domain.ingress import check_model, check_name
 from .domain.protocol import ReleaseReceipt, ReleaseWaits
 from .domain.requesters import Door
 from .domain.wait_book import ProviderWait
@@ -70,7 +70,7 @@ class WaitVerbs:
         runtime._check_open()
         check_name(agent, "agent")
         if model != EVERY_MODEL:
-            check_name(model, "model")
+            check_model(model, "model")
         by = runtime._permitted("release_provider_wait", agent, requester, door)
         known = agent in runtime._members or any(
             act.key[0] == agent for act in runtime._waits.pending

@@ -28,7 +28,7 @@ from .bounded_call import bounded_call
 from .call import give_back
 from .errors import AdmissionClosedError, CallDeferredError, InvalidInputError
 from .foreign import failure_beside, failure_of, reply_of
-from .ingress import check_name
+from .ingress import check_model
 from .limits import EPHEMERAL_SLEEP_MAX_MS
 from .preflight import in_item
 from .protocol import Admit, Settle
@@ -100,7 +100,7 @@ class Auxiliary:
         if not isinstance(given, ModelRequest):
             kind = type(given).__name__
             raise InvalidInputError("request", f"must be a ModelRequest, not {kind}")
-        check_name(request.model, "request.model")
+        check_model(request.model, "request.model")
         check_length(self._settings.provider, request)
         permit = await self._admitted(request.model)
         # A choice meanwhile is of the next call.

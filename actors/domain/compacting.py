@@ -28,7 +28,7 @@ from abeyance.storage.tables.blocks import (
 
 from .context import CallDeferred, ContextDesk, Summary, WaitRecorded, WaitReleased
 from .errors import InvalidInputError, SummaryRefusedError
-from .ingress import check_name, is_blank
+from .ingress import check_model, is_blank
 from .transcript import TranscriptMessage
 from .views import block_size
 
@@ -77,7 +77,7 @@ class CompactingContext:
         _check_between("at_once_chars", self.at_once_chars, 1_000, 10_000_000)
         _check_between("summary_tokens_max", self.summary_tokens_max, 64, 32_000)
         if self.model is not None:
-            check_name(self.model, "model")
+            check_model(self.model, "model")
         if not isinstance(self.instructions, str) or is_blank(self.instructions):
             raise InvalidInputError("instructions", "must be text that is not blank")
 

@@ -28,7 +28,7 @@ from abeyance.actors.providers.windows import UsageReading
 from abeyance.storage.tables.fields import Name
 
 from .errors import InvalidInputError
-from .ingress import check_name
+from .ingress import check_model, check_name
 
 CHOICES_MAX = 16
 T = TypeVar("T")
@@ -63,7 +63,7 @@ class FallbackChain:
             raise InvalidInputError("choices", f"1 to {CHOICES_MAX} models make a chain")
         for place, choice in enumerate(choices):
             check_name(choice.provider, f"choices[{place}].provider")
-            check_name(choice.model, f"choices[{place}].model")
+            check_model(choice.model, f"choices[{place}].model")
             if choice in choices[:place]:
                 raise InvalidInputError(f"choices[{place}]", "is in the chain already")
         self.choices = tuple(choices)

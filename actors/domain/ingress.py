@@ -34,6 +34,7 @@ Content: TypeAlias = str | Block | Mapping[str, Any] | Sequence[Block | Mapping[
 """What `send` takes: text, a block, or blocks (as structs or as plain mappings)."""
 
 RESERVED_NAMES: Final = frozenset({"*", "framework"})
+"""Of agents: each has a meaning in listings and releases. Of models only `*` has one."""
 ACCOUNT_PREFIX: Final = "account:"
 """What waits of accounts are listed and released under; no agent's name begins so."""
 MESSAGE_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -73,6 +74,18 @@ def check_name(value: object, field: str, *, reserved: bool = True) -> str:
     if reserved and identity(value) in RESERVED_NAMES:
         raise InvalidNameError(field, f"{value!r} is reserved")
     return value if type(value) is str else str.__str__(value)
+
+
+def check_model(value: object, field: str) -> str:
+    """Return the name of a model, or refuse it. `*` stands for every model, and names none.
+
+    Raises:
+        InvalidNameError: As `check_name`; of the reserved names only `*`.
+    """
+    name = check_name(value, field, reserved=False)
+    if identity(name) == "*":
+        raise InvalidNameError(field, f"{name!r} is reserved")
+    return name
 
 
 def check_agent_name(value: object, field: str) -> str:

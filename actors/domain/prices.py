@@ -21,7 +21,7 @@ from abeyance.actors.providers.port import Usage
 from abeyance.storage.tables.spent import COST_MAX
 
 from .errors import InvalidSpecError
-from .ingress import check_name
+from .ingress import check_model, check_name
 
 NANO: Final = 10**9
 PRICES_MAX: Final = 10_000
@@ -109,7 +109,7 @@ def check_prices(prices: object) -> Prices | None:
         field = f"prices.table[{key!r:.100}]"
         if not isinstance(key, tuple) or len(key) != 2:
             raise InvalidSpecError(field, "must be named by (provider, model)")
-        provider, model = check_name(key[0], field), check_name(key[1], field)
+        provider, model = check_name(key[0], field), check_model(key[1], field)
         if not isinstance(price, Price):
             raise InvalidSpecError(field, f"must be a Price, not {type(price).__name__}")
         for name in ("input", "output", "cache_read", "cache_write"):

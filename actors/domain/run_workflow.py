@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 from abeyance.storage.tables.runs import Run
 
 from .fallback import ModelChoice
-from .ingress import check_name
+from .ingress import check_model, check_name
 from .run_errors import InvalidRunError
 from .run_rows import check_step_id
 from .run_steps import InDoubt
@@ -99,5 +99,5 @@ def _fallbacks(fallbacks: Sequence[ModelChoice]) -> tuple[ModelChoice, ...]:
         if not isinstance(each, ModelChoice):
             raise InvalidRunError(f"fallbacks[{place}]", "must be a ModelChoice")
         check_name(each.provider, f"fallbacks[{place}].provider")
-        check_name(each.model, f"fallbacks[{place}].model")
+        check_model(each.model, f"fallbacks[{place}].model")
     return tuple(fallbacks)

@@ -12,7 +12,7 @@ from .agent_limits import BOUNDS, DEFAULT_LIMITS, AgentLimits
 from .budgets import Budget, check_budgets
 from .context import ContextStrategy, check_strategy
 from .errors import InvalidSpecError
-from .ingress import check_agent_name, check_name
+from .ingress import check_agent_name, check_model
 from .policy import ErrorPolicy, Pacing, ProviderHold
 from .system_prompt import System, unfit
 from .tools import Tool, check_tools
@@ -81,7 +81,7 @@ def check_spec(spec: object) -> TurnSettings:
     if not isinstance(spec, AgentSpec):
         raise InvalidSpecError("spec", f"must be an AgentSpec, not {type(spec).__name__}")
     check_agent_name(spec.name, "name")
-    check_name(spec.model, "model")
+    check_model(spec.model, "model")
     if spec.slot is not None:
         check_agent_name(spec.slot, "slot")
     if not isinstance(getattr(spec.provider, "carries_injections", None), bool):

@@ -11,7 +11,7 @@ import typer
 from abeyance.actors.core.errors import AbeyanceError
 from abeyance.actors.core.tree import DEPTH, DEPTH_MAX, NODES_MAX, WIDTH, format_tree
 from abeyance.actors.domain.errors import InvalidInputError, UnknownAgentError
-from abeyance.actors.domain.ingress import check_name, escaped_text, read_blocks
+from abeyance.actors.domain.ingress import check_model, check_name, escaped_text, read_blocks
 from abeyance.actors.domain.mode import WITHIN_S, read_reason, read_window
 
 from . import shell, targets
@@ -36,6 +36,7 @@ def status(directory: StateDir, as_json: AsJson = False) -> None:
         typer.echo(json_text(report))
     else:
         print_status(shell.console(), report, shell.now_ms())
+    shell.end_beside(target.silent_pids)
     shell.say_silent(report.silent_pids)
 
 
@@ -61,6 +62,7 @@ def waits(
         typer.echo(json_text(WaitsReport(waits=found)))
     else:
         print_waits(shell.console(), found, shell.now_ms())
+    shell.end_beside(target.silent_pids)
 
 
 @shell.app.command()
@@ -176,7 +178,7 @@ def set_model(
     """Have an agent ask another model from its next turn on; a hold of the old one ends."""
     check_name(agent, "agent")
     if model is not None:
-        check_name(model, "model")
+        check_model(model, "model")
     if provider is not None:
         if model is None:
             raise typer.BadParameter("--provider goes with a model")
@@ -277,6 +279,7 @@ def edits(
         typer.echo(json_text(EditsReport(edits=found)))
     else:
         print_edits(shell.console(), found)
+    shell.end_beside(target.silent_pids)
 
 
 @shell.app.command()

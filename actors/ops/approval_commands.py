@@ -58,6 +58,7 @@ def approve(
         typer.echo(json_text(ApprovalsReport(approvals=found)))
     else:
         print_approvals(shell.console(), found)
+    shell.end_beside(target.silent_pids)
 
 
 def _decide(directory: StateDir, approval: str, *, deny: bool, note: str, as_json: bool) -> None:

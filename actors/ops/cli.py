@@ -1,8 +1,9 @@
 """The command line: what an operator asks of running hosts or of a stopped store.
 
-Exit codes: 0 done; 1 refused, failed, a host that did not answer (what the others said is printed),
-a check with findings, or a demo line that does not hold; 2 a state directory that cannot be used,
-or a usage mistake; 130 Ctrl-C. Each failure is one line on stderr; with `--json` also an object
+Exit codes: 0 done; 1 refused, failed, a host without whose answer what is printed may lack
+something (what the others said is printed, or what the store holds where none answers), a check
+with findings, or a demo line that does not hold; 2 a state directory that cannot be used, or a
+usage mistake; 130 Ctrl-C. Each failure is one line on stderr; with `--json` also an object
 `{"error": {"code", "text", "field"}}` on stdout.
 
 The commands stand by what they are about: `agent_commands`, `record_commands`, `run_commands`,

@@ -10,7 +10,7 @@ Blocking; any thread, one thread at a time.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -65,6 +65,9 @@ class ControlClient(RunAsks, ApprovalAsks, UsageAsks):
         UnsupportedProtocolError: The only host speaks another version of the protocol.
         OSError: The path cannot be followed; `filename` is the one that could not.
     """
+
+    silent_pids: Final[tuple[int, ...]] = ()
+    """No store is read beside these hosts. A report names those of them that did not answer."""
 
     def status(self) -> StatusReport:
         """What the hosts run and what waits. Every host is asked.

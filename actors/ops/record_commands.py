@@ -95,6 +95,7 @@ def _entries(
         typer.echo(json_text(EntriesReport(entries=found)))
     else:
         print_entries(shell.console(), kind, found, tracebacks=tracebacks)
+    shell.end_beside(target.silent_pids)
 
 
 @shell.app.command()
@@ -118,6 +119,7 @@ def alerts(
         typer.echo(json_text(AlertsReport(alerts=found)))
     else:
         print_alerts(shell.console(), found)
+    shell.end_beside(target.silent_pids)
 
 
 @shell.app.command()
@@ -144,6 +146,7 @@ def inbox(
         typer.echo(json_text(InboxReport(inbox=found)))
     else:
         print_inbox(shell.console(), found)
+    shell.end_beside(target.silent_pids)
 
 
 @shell.app.command("import")

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from abeyance.actors.domain.ingress import check_name
+from abeyance.actors.domain.ingress import check_model, check_name
 from abeyance.actors.domain.run_acts import check_reason, read_decision
 from abeyance.actors.run_reading import OPEN, check_run_listing
 
@@ -71,6 +71,7 @@ def runs(
     else:
         filtered = every or state is not None or workflow is not None
         print_runs(shell.console(), found, filtered=filtered)
+    shell.end_beside(target.silent_pids)
 
 
 def _decided(value: str | None, result: str | None) -> Any:
@@ -129,7 +130,7 @@ def fallback(
 ) -> None:
     """Go on with a waiting run at once, on another model."""
     check_name(provider, "provider")
-    check_name(model, "model")
+    check_model(model, "model")
     target = targets.open_target(directory, writing=True)
     try:
         report = target.use_fallback(run, provider=provider, model=model)

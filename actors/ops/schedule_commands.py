@@ -72,6 +72,7 @@ def schedules(
         typer.echo(json_text(report))
     else:
         print_schedules(shell.console(), report)
+    shell.end_beside(target.silent_pids)
 
 
 def _act(directory: Path, name: str, act: ScheduleVerb, *, as_json: bool) -> None:

@@ -65,6 +65,15 @@ def say_silent(pids: tuple[int, ...]) -> None:
         raise typer.Exit(FAILED)
 
 
+def end_beside(pids: tuple[int, ...]) -> None:
+    """End a command that read a store beside hosts that gave no answer, with the code of that.
+
+    What it read is printed by then, and who did not answer was said as the store was opened.
+    """
+    if pids:
+        raise typer.Exit(FAILED)
+
+
 def say(line: str) -> None:
     with suppress(OSError):  # Nowhere is left to say it.
         typer.echo(f"abeyance: {line}", err=True)

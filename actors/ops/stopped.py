@@ -25,7 +25,7 @@ from abeyance.actors.domain.archive_book import Kind, check_number, check_page, 
 from abeyance.actors.domain.edit_rows import read_edits
 from abeyance.actors.domain.errors import AgentOwnedElsewhereError, UnknownAgentError
 from abeyance.actors.domain.imports import plan_import, report_dry
-from abeyance.actors.domain.ingress import check_name
+from abeyance.actors.domain.ingress import check_model, check_name
 from abeyance.actors.domain.mode import plan_mode, read_mode, read_reason, read_window
 from abeyance.actors.domain.quota_hold import QuotaHold, read_quota_hold
 from abeyance.actors.domain.slot_inbox import check_listing, listed
@@ -117,6 +117,10 @@ class StoppedStore(StoppedRuns, StoppedSchedules, StoppedApprovals):
         )
         self._owners = self._store.directory / "owners"
         self._waits = WaitBook(self._store, self._clock)
+
+    @property
+    def silent_pids(self) -> tuple[int, ...]:
+        return self._silent_pids
 
     def close(self) -> None:
         """Close the store. Idempotent."""
@@ -400,7 +404,7 @@ class StoppedStore(StoppedRuns, StoppedSchedules, StoppedApprovals):
         """
         check_name(agent, "agent")
         if model != EVERY_MODEL:
-            check_name(model, "model")
+            check_model(model, "model")
         self._owner_guard(agent)
         self._waits.unreadable.look_over_at_once()
         if self._store.get("agents", (agent,)) is None and not self._waits.listing(agent):

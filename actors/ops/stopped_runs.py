@@ -22,7 +22,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from abeyance.actors.domain.errors import QuiescedError
-from abeyance.actors.domain.ingress import check_name
+from abeyance.actors.domain.ingress import check_model, check_name
 from abeyance.actors.domain.mode import read_mode
 from abeyance.actors.domain.run_acts import (
     RESUMABLE,
@@ -150,7 +150,7 @@ class StoppedRuns:
             NeedsHostError: It waits for an agent's held turn, whose model is chosen in its host.
         """
         check_name(provider, "provider")
-        check_name(model, "model")
+        check_model(model, "model")
         waits = run_record(self._store, read_run_id(self._store, run)).suspension
         if waits is not None and waits.agent is not None:
             raise NeedsHostError(

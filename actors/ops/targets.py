@@ -49,6 +49,10 @@ from .usage_reports import UsageReport
 class Target(Protocol):
     """Running hosts or a stopped store."""
 
+    @property
+    def silent_pids(self) -> tuple[int, ...]:
+        """The hosts beside which a store is read, since none of them answered."""
+
     def status(self) -> StatusReport: ...
     def waits(self, agent: str | None = None) -> tuple[WaitReport, ...]: ...
     def release(self, agent: str, model: str = EVERY_MODEL) -> ReleaseReport: ...
@@ -113,7 +117,8 @@ def open_target(directory: Path, *, writing: bool = False) -> Target:
 
 def open_reading(directory: Path) -> Target:
     """As `open_target`, to look: where hosts are there and none answers, the store is read beside
-    them, and a line to standard error says so. A host that is stopped keeps nobody from reading.
+    them, and a line to standard error says so; the command prints it and ends with 1
+    (`end_beside`), whatever it reads. A host that is stopped keeps nobody from reading.
 
     Raises:
         StorageError: As `open_target`.

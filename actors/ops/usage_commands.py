@@ -63,6 +63,7 @@ def usage(
         typer.echo(json_text(report))
     else:
         print_usage(shell.console(), report, by)  # type: ignore[arg-type]
+    shell.end_beside(target.silent_pids)
 
 
 def print_usage(console: Console, report: UsageReport, by: By) -> None:

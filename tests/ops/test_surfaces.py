@@ -144,7 +144,7 @@ def log(runtime: Runtime) -> list[tuple[str, str, str]]:
         *(("ana", model, "model") for model in ("", 42, 1.5, [], ["m1"], {}, {"m1": 1}, True)),
         ("ana", None, "model"),
         *(("ana", f"m{char}1", "model") for char in "\n\x00\x1f\x7f\x85\x9b\u2028\u2029"),
-        ("ana", "framework", "model"),
+        ("ana", "two\nlines", "model"),
         ("ana", "m" * 129, "model"),
         *((agent, "m1", "agent") for agent in ("*", "framework", "", None, 7, [], {})),
         ("nobody", ABSENT, "unknown_agent"),
@@ -443,7 +443,7 @@ def test_rewind_under_threads(tmp_path: Path) -> None:
         ({"name": "Framework"}, "name"),
         ({"name": "\uff0a"}, "name"),
         ({"model": "*"}, "model"),
-        ({"model": "framework"}, "model"),
+        ({"model": "\uff0a"}, "model"),
     ],
     ids=repr,
 )
@@ -457,3 +457,7 @@ async def test_reserved_names_are_refused_at_registration(
         assert caught.value.field == field  # type: ignore[attr-defined]
         assert runtime.status().agents == ()
         assert [row for _, row in runtime._store.scan("agents")] == []
+        # What is reserved of agents only is a model's name like any other.
+        spec = AgentSpec(name="ana", model="framework", provider=ScriptedProvider([]))
+        await runtime.add_agent(spec)
+        assert [agent.model for agent in runtime.status().agents] == ["framework"]
