@@ -370,7 +370,12 @@ class _Opening:
         identity = read_identity(store)
         # A running process has looked already, and its writes would confuse the verifier.
         if not _is_running(store):
-            _look_first(store, self._verify)
+            try:
+                _look_first(store, self._verify)
+            except DamagedStoreError:
+                # One that has started meanwhile looked itself, and its writes confused this look.
+                if not _is_running(store):
+                    raise
         environment = self._environment(store, read_only=True)
         try:
             raw = environment.get("meta", _STORE_KEY)

@@ -329,6 +329,21 @@ def test_a_file_that_changes_while_it_is_looked_at_is_looked_at_again(
     assert len(looked) == 2
 
 
+def test_a_look_that_the_writes_of_a_process_that_started_meanwhile_confuse_is_none(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metas, running = itertools.count(1), iter([False, True])
+    read_meta = precheck.read_meta
+
+    def changing(path: Path) -> Any:
+        return read_meta(path)._replace(txn=next(metas))
+
+    monkeypatch.setattr(lmdb_store, "verify_file", lambda _path: ["a page written just now"])
+    monkeypatch.setattr(lmdb_store, "read_meta", changing)
+    monkeypatch.setattr(lmdb_store, "_is_running", lambda _store: next(running))
+    _open(state, read_only=True, verify=True).close()
+
+
 def test_a_refused_store_does_not_kill_the_process_that_looks(state: Path) -> None:
     """In a child, since the engine would end this process if it were given the file."""
     _truncate_to(0.5)(state)
