@@ -76,7 +76,7 @@ async def test_alert_whose_row_cannot_be_read_is_listed_without_a_time(
         await runtime._ledger.ask(RecordWait("ana", "m1", None, "slow down"))
         while not runtime.alerts():
             await trio.lowlevel.checkpoint()
-    damage(state, WallClock(), "alerts", (1,), "damaged")
+    damage(state, WallClock(), "alerts", (1,), "another shape")
     async with open_runtime(state):
         running = await listed(state, capsys)
         assert await in_thread(through_client, state, {}) == ["*"]
