@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .domain.alert_book import Alert, AlertNotDeliveredError, AlertSink, Webhook
     from .domain.approvals import ApprovalReceipt, ApprovalRow, NeedsApproval
     from .domain.archive_book import ArchivedMessage
+    from .domain.attaching import AudioBlock, DocumentBlock, ImageBlock, TextBlock
     from .domain.budgets import Budget
     from .domain.chosen_model import ModelReceipt
     from .domain.compacting import CompactingContext
@@ -108,6 +109,7 @@ __all__ = [
     "ApprovalReceipt",
     "ApprovalRow",
     "ArchivedMessage",
+    "AudioBlock",
     "Backoff",
     "Budget",
     "CallDeferredError",
@@ -119,6 +121,7 @@ __all__ = [
     "ContextStrategy",
     "Conversation",
     "DidNotHappen",
+    "DocumentBlock",
     "Draft",
     "ErrorPolicy",
     "FallbackChain",
@@ -129,6 +132,7 @@ __all__ = [
     "HostedRuntime",
     "HostedSystem",
     "HttpApi",
+    "ImageBlock",
     "ImportRepair",
     "ImportReport",
     "ImportedMessage",
@@ -181,6 +185,7 @@ __all__ = [
     "Supervisor",
     "SupervisorSpec",
     "SystemPromptError",
+    "TextBlock",
     "Tool",
     "ToolContext",
     "TranscriptMessage",
@@ -224,6 +229,7 @@ _HOMES: Final = {
     ),
     ".domain.approvals": ("ApprovalReceipt", "ApprovalRow", "NeedsApproval"),
     ".domain.archive_book": ("ArchivedMessage",),
+    ".domain.attaching": ("AudioBlock", "DocumentBlock", "ImageBlock", "TextBlock"),
     ".domain.compacting": ("CompactingContext",),
     ".domain.context": (
         "ContextDesk",

@@ -31,6 +31,7 @@ from .core import ChildSpec, Supervisor, SupervisorSpec
 from .core.errors import ActorDeadError
 from .core.logs import Log
 from .disposal import dispose
+from .domain.attachment_rows import check_named, check_sizes
 from .domain.drafts import Draft, read_message
 from .domain.errors import (
     AgentOwnedElsewhereError,
@@ -99,13 +100,14 @@ class EphemeralRun:
         """See `Runtime.run_ephemeral`."""
         runtime, name = self._runtime, self.name
         draft = Draft(content, author)
+        limits = self._settings.limits
         try:
-            accept = read_message(
-                runtime.clock, name, draft, self._settings.limits.message_bytes_max
-            )
+            accept = read_message(runtime.clock, name, draft, limits.message_bytes_max)
+            check_sizes(accept.named, limits.attachment_bytes_max)
         except MessageTooLargeError as error:
             error.messages = (draft,)
             raise
+        check_named(runtime._store, accept.named)
         await runtime._groups.own(name)
         begun = Ephemeral(started_ms=runtime.clock.now_ms())
         row = Put("ephemerals", (name,), encode(begun))

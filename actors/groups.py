@@ -354,7 +354,14 @@ class Groups:
             parent=self._root,
         )
         auxiliary = Auxiliary(
-            settings, group.refs["gate"], self._ledger, self._clock, account, usage, spender
+            settings,
+            group.refs["gate"],
+            self._ledger,
+            self._clock,
+            account,
+            usage,
+            spender,
+            self._store,
         )
         choice.tell(auxiliary.use)
         keeper = None
@@ -395,7 +402,9 @@ class Groups:
         assert strategy is not None
         account, usage = choice.account, choice.usage
         spender = self._spending.of(name)
-        auxiliary = Auxiliary(settings, gate, self._ledger, self._clock, account, usage, spender)
+        auxiliary = Auxiliary(
+            settings, gate, self._ledger, self._clock, account, usage, spender, self._store
+        )
         choice.tell(auxiliary.use)
         seams = ContextSeams(
             agent=name,

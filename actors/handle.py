@@ -11,10 +11,12 @@ import trio
 
 from abeyance.actors.providers.port import ModelReply, ModelRequest
 from abeyance.storage.errors import StoreClosedError
+from abeyance.storage.tables.blocks import AttachmentBlock
 
 from .core import TrioFuture
 from .core.errors import AbeyanceError, ActorDeadError, MailboxClosedError, OutcomeUnknownError
 from .domain.agent_acts import WaitIdle
+from .domain.attaching import AttachmentSource
 from .domain.context import Summary
 from .domain.context_rows import read_summaries
 from .domain.drafts import Batch, Draft, read_history, read_message, read_said
@@ -58,6 +60,18 @@ class AgentHandle(OperatorVerbs):
         self._channel: str | None = None
         """Of messages that name none."""
 
+    async def attach(
+        self, source: AttachmentSource, *, media_type: str | None = None, name: str | None = None
+    ) -> AttachmentBlock:
+        """Store an image, a sound or a document that a message to this agent may name.
+
+        As `Runtime.attach`, of at most the agent's `attachment_bytes_max`.
+        """
+        runtime = self._runtime
+        bytes_max = runtime._member(self.name).settings.limits.attachment_bytes_max
+        with runtime._lifetime.answers():
+            return await runtime._attacher.attach(source, media_type, name, bytes_max)
+
     async def send(
         self,
         content: Content,
@@ -77,8 +91,8 @@ class AgentHandle(OperatorVerbs):
 
         Args:
             content: Text, a block, or up to 1,000 blocks; at most 4,000,000 characters a text, and
-                16 MiB together. Something in it must be more than blanks and control characters.
-                Tool blocks belong to turns.
+                16 MiB together. Something in it must be more than blanks and control characters, or
+                an attachment. Tool blocks belong to turns.
             author: Who says it. Named as the agent itself, it is stored as the agent's words, is
                 never injected into a live turn, and wakes nobody.
             id: At most 128 bytes. The same id with the same content is the same message.
@@ -95,8 +109,10 @@ class AgentHandle(OperatorVerbs):
             inbox's number, for ever, and not the place in the transcript.
         Raises:
             InvalidMessageError, InvalidNameError: Names the field; nothing was stored.
+            UnknownAttachmentError: It names what is not stored here; nothing was stored.
             MessageConflictError: The id is used for other content; nothing was stored.
-            MessageTooLargeError: It has more bytes than the agent takes; `messages` hands it back.
+            MessageTooLargeError: It, or an attachment that it names, has more bytes than the agent
+                takes; `messages` hands it back.
             InboxFullError: The inbox is at its bound, or at the agent's; `messages` hands the
                 message back.
             NotStoredError: The commit failed; nothing of it is stored.
@@ -132,7 +148,7 @@ class AgentHandle(OperatorVerbs):
             receipt: Receipt = await asked
         except ActorDeadError as error:
             raise self._ended_meanwhile(error, accept.message) from error
-        except InboxFullError as error:
+        except (InboxFullError, MessageTooLargeError) as error:
             error.messages = (Draft(content, author, id, wake, channel, subject, joins),)
             raise
         finally:
@@ -192,7 +208,7 @@ class AgentHandle(OperatorVerbs):
             return batch.each(await asked)
         except ActorDeadError as error:
             raise self._ended_meanwhile(error, message.accepts[0].message) from error
-        except (InboxFullError, BatchTooLargeError) as error:
+        except (InboxFullError, BatchTooLargeError, MessageTooLargeError) as error:
             error.messages = batch.drafts
             raise
         finally:
@@ -295,7 +311,7 @@ class AgentHandle(OperatorVerbs):
                 told = self._ended_meanwhile(error, named)
                 answered.set_exception((type(told), told, None))
             except Exception as error:  # noqa: BLE001 - the caller's.
-                if isinstance(error, InboxFullError | BatchTooLargeError):
+                if isinstance(error, InboxFullError | BatchTooLargeError | MessageTooLargeError):
                     error.messages = drafts
                 answered.set_exception((type(error), error, error.__traceback__))
 

@@ -24,6 +24,7 @@ from .core.tree import DEPTH, NODES, WIDTH, TreeNode
 from .domain.alert_book import Alert, AlertSink, Webhook
 from .domain.archive_book import ArchivedMessage
 from .domain.asks import ASKS
+from .domain.attaching import AttachmentSource
 from .domain.budgets import Budget
 from .domain.errors import RuntimeClosedError
 from .domain.imports import Source
@@ -272,6 +273,19 @@ class HostedRuntime(HostedRunVerbs, HostedScheduleVerbs, HostedApprovalVerbs, Ho
     def unpark(self, group: str, *, requester: str = "host", block: bool = True) -> Any:
         """Start a parked group of the runtime's own again. As `Runtime.unpark`."""
         return self._call(lambda runtime: runtime.unpark(group, requester=requester), block)
+
+    def attach(
+        self,
+        source: AttachmentSource,
+        *,
+        media_type: str | None = None,
+        name: str | None = None,
+        block: bool = True,
+    ) -> Any:
+        """Store an image, a sound or a document that messages may name. As `Runtime.attach`."""
+        return self._call(
+            lambda runtime: runtime.attach(source, media_type=media_type, name=name), block
+        )
 
     def prune(self) -> dict[str, int]:
         """Delete what is old by now. As `Runtime.prune`."""

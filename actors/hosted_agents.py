@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from trio.lowlevel import in_trio_run
 
+from abeyance.storage.tables.blocks import AttachmentBlock
+
 from .conversations import Conversation
 from .core.errors import WouldDeadlockError
+from .domain.attaching import AttachmentSource
 from .domain.context import Summary
 from .domain.drafts import Draft
 from .domain.edit_rows import EditRow
@@ -74,6 +77,21 @@ class HostedAgent:
         if block:
             return handed.get()
         return handed
+
+    def attach(
+        self,
+        source: AttachmentSource,
+        *,
+        media_type: str | None = None,
+        name: str | None = None,
+        block: bool = True,
+    ) -> Any:
+        """Store what a message to this agent may name. As `AgentHandle.attach`."""
+
+        async def attach(runtime: Runtime) -> AttachmentBlock:
+            return await self._handle.attach(source, media_type=media_type, name=name)
+
+        return self._host._call(attach, block)
 
     def send_many(self, drafts: Sequence[Draft], *, block: bool = True) -> Any:
         """Accept messages durably, all or none. As `AgentHandle.send_many`, and as `send`."""

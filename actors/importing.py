@@ -21,7 +21,8 @@ from abeyance.storage.store import Append, NotStored, Request
 from abeyance.storage.tables.waits import LogLine
 
 from .core.errors import ActorDeadError, OutcomeUnknownError
-from .domain.errors import not_stored
+from .domain.attachment_rows import check_named, check_sizes
+from .domain.errors import InvalidInputError, not_stored
 from .domain.imports import (
     ImportedEntry,
     ImportedMessage,
@@ -35,9 +36,10 @@ from .domain.imports import (
 )
 from .domain.slot_accepts import OPS_AN_ACCEPT
 from .domain.slot_batches import ROWS_BYTES_MAX
-from .domain.slot_messages import AcceptMany, Receipt
+from .domain.slot_messages import Accept, AcceptMany, Receipt
 
 if TYPE_CHECKING:
+    from .members import Member
     from .runtime import Runtime
 
 READ_SLICE: Final = 64
@@ -89,6 +91,8 @@ async def _takeable(runtime: Runtime, plan: ImportPlan) -> ImportPlan:
             problem = f"agent {accept.agent!r} was not added to this runtime"
         elif len(accept.body.body) > (most := member.settings.limits.message_bytes_max):
             problem = f"it has {len(accept.body.body)} bytes, and the agent takes {most} a message"
+        elif (unfit := _unfit(runtime, member, accept)) is not None:
+            problem = unfit
         else:
             known = runtime._store.get("ids", (member.slot_name, accept.message))
             if known is not None and known.record.body_crc != accept.body_crc:
@@ -102,6 +106,16 @@ async def _takeable(runtime: Runtime, plan: ImportPlan) -> ImportPlan:
             repairs.append(ImportRepair("refused", *named, problem))
     repairs.sort(key=lambda repair: -1 if repair.place is None else repair.place)
     return ImportPlan(tuple(entries), tuple(repairs), plan.total)
+
+
+def _unfit(runtime: Runtime, member: Member, accept: Accept) -> str | None:
+    """Why an entry's attachments are not to be taken; None where they are."""
+    try:
+        check_sizes(accept.named, member.settings.limits.attachment_bytes_max)
+        check_named(runtime._store, accept.named)
+    except InvalidInputError as error:
+        return f"{error.field.replace('message', 'content', 1)} {error.problem}"
+    return None
 
 
 def _parts(

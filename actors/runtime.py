@@ -18,6 +18,7 @@ from abeyance.storage.ownership import Ownership
 
 from .approval_verbs import ApprovalVerbs
 from .archive_verbs import ArchiveVerbs
+from .attachment_verbs import AttachmentVerbs
 from .conversations import Conversation, Conversations
 from .core import ActorSystem, Supervisor, TrioActorRef
 from .core.clock import Clock
@@ -31,6 +32,7 @@ from .domain.alert_book import (
 )
 from .domain.alerts import Alerts
 from .domain.archive_book import ArchiveBook
+from .domain.attaching import Attacher
 from .domain.budgets import Budget
 from .domain.chosen_model import Providers, chosen_of, with_choice
 from .domain.deliveries import DurableCounts
@@ -73,7 +75,14 @@ _logger = Log(__name__)
 
 
 class Runtime(
-    HostVerbs, LookVerbs, WaitVerbs, ArchiveVerbs, ScheduleVerbs, ApprovalVerbs, OutboxVerbs
+    HostVerbs,
+    LookVerbs,
+    WaitVerbs,
+    ArchiveVerbs,
+    ScheduleVerbs,
+    ApprovalVerbs,
+    OutboxVerbs,
+    AttachmentVerbs,
 ):
     """An open runtime. Made by `open_runtime`."""
 
@@ -113,6 +122,7 @@ class Runtime(
         self._usage = UsageBook(store, clock)
         self._spending = SpendBook(store, clock, self._waits, prices, budgets)
         self._pruner = Pruner(store, clock, check_retention(retention))
+        self._attacher = Attacher(store, clock)
         self._archive = ArchiveBook(store, system)
         self._counts = DurableCounts(store, clock, self._archive.forget_delivery)
         self._mode = HostMode(store)

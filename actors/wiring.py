@@ -109,7 +109,7 @@ async def start(runtime: Runtime, bodies: trio.Nursery) -> None:
     runtime._usage.attach(runtime._journal)
     runtime._ledger = root.refs["ledger"]
     runtime._spending.attach(runtime._journal, runtime._ledger)
-    runtime._pruner.journal = runtime._journal
+    runtime._pruner.journal = runtime._attacher.journal = runtime._journal
     await runtime._spending.look()
     runtime._alarm = root.refs["alarm"]
     news = News()

@@ -10,19 +10,22 @@ dropped between two pages may show as dangling: look again before acting on it.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 from .errors import UnreadableRecordError
 from .store import Key, Store
 from .tables import TABLES
+from .tables.attachments import Attachment
+from .tables.blocks import attachments_in
 from .tables.slots import body_key
 
 
 class Finding(NamedTuple):
     """One thing that is wrong."""
 
-    problem: Literal["unreadable", "dangling", "sequence"]
+    problem: Literal["unreadable", "dangling", "sequence", "digest"]
     table: str
     key: Key | bytes
     text: str
@@ -53,6 +56,8 @@ def check(store: Store) -> Report:
                 findings.append(Finding("unreadable", table, named, str(row)))
             else:
                 findings += _references(store, table, key, row.record)
+                if table == "attachments":
+                    findings += _bytes(store, key, row.record)
     findings += _sequences(store)
     return Report(rows, tuple(findings))
 
@@ -75,6 +80,12 @@ def _references(store: Store, table: str, key: Key, record: Any) -> Iterator[Fin
         wanted.append(("bodies", body_key(str(key[0]), record.row)))
     elif table == "heads" and record.open_turn is not None:
         wanted.append(("turns", (key[0], record.open_turn)))
+    elif table == "bodies":
+        for digest in sorted({block.digest for _, block in attachments_in(record.blocks)}):
+            wanted.append(("attachments", (digest,)))
+            wanted.append(("attachment_uses", (digest, "entry", *key)))
+    elif table == "attachments" and record.state != "writing":
+        wanted += [("attachment_pieces", (*key, number)) for number in range(record.pieces)]
     for other, target in wanted:
         if not _is_there(store, other, target):
             yield Finding(
@@ -83,6 +94,25 @@ def _references(store: Store, table: str, key: Key, record: Any) -> Iterator[Fin
                 key,
                 f"{table} {key!r} names {other} {target!r}, which is not there",
             )
+
+
+def _bytes(store: Store, key: Key, record: Attachment) -> Iterator[Finding]:
+    """Whether the pieces of an attachment are the bytes that it stands for."""
+    if record.state == "writing":
+        return
+    found, size = hashlib.sha256(), 0
+    for number in range(record.pieces):
+        try:
+            row = store.get("attachment_pieces", (*key, number))
+        except UnreadableRecordError:
+            return  # It has a finding of its own; so has one that is not there.
+        if row is None:
+            return
+        found.update(row.record.data)
+        size += len(row.record.data)
+    if (found.hexdigest(), size) != (key[0], record.size_bytes):
+        text = f"attachments {key!r} has pieces of other bytes: {size} of {found.hexdigest()}"
+        yield Finding("digest", "attachments", key, text)
 
 
 def _is_there(store: Store, table: str, key: Key) -> bool:

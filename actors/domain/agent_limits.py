@@ -19,6 +19,8 @@ from weakref import WeakValueDictionary
 
 import trio
 
+from abeyance.storage.tables.blocks import ATTACHMENT_BYTES_MAX
+
 from .ingress import MESSAGE_BYTES_MAX
 
 INBOX_ROWS_MAX: Final = 10_000
@@ -31,6 +33,7 @@ BOUNDS: Final = {
     "inbox_messages_max": INBOX_ROWS_MAX,
     "inbox_bytes_max": INBOX_BYTES_MAX,
     "message_bytes_max": MESSAGE_BYTES_MAX,
+    "attachment_bytes_max": ATTACHMENT_BYTES_MAX,
     "turns_max": TURNS_MAX,
     "tool_threads_max": THREADS_MAX,
 }
@@ -44,13 +47,15 @@ class AgentLimits:
     inbox_messages_max: int = INBOX_ROWS_MAX
     inbox_bytes_max: int = INBOX_BYTES_MAX
     message_bytes_max: int = MESSAGE_BYTES_MAX
+    attachment_bytes_max: int = ATTACHMENT_BYTES_MAX
     turns_max: int | None = None
     tool_threads_max: int = THREADS_MAX
 
     @property
-    def binds_inbox(self) -> bool:
-        """Whether its inbox takes less than any slot's does."""
-        return (self.inbox_messages_max, self.inbox_bytes_max) != (INBOX_ROWS_MAX, INBOX_BYTES_MAX)
+    def binds_slot(self) -> bool:
+        """Whether its slot takes less for it than any slot does."""
+        own = (self.inbox_messages_max, self.inbox_bytes_max, self.attachment_bytes_max)
+        return own != (INBOX_ROWS_MAX, INBOX_BYTES_MAX, ATTACHMENT_BYTES_MAX)
 
 
 DEFAULT_LIMITS: Final = AgentLimits()

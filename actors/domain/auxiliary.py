@@ -22,8 +22,10 @@ from abeyance.actors.core.clock import Clock
 from abeyance.actors.core.errors import ActorDeadError
 from abeyance.actors.providers.context_limit import check_length
 from abeyance.actors.providers.port import ModelReply, ModelRequest, Permit, name_of, permitted
+from abeyance.storage.store import Store
 
 from .accounts import ASK_AGAIN_MS, Account
+from .attachment_reading import with_attachments
 from .bounded_call import bounded_call
 from .call import give_back
 from .errors import AdmissionClosedError, CallDeferredError, InvalidInputError
@@ -59,7 +61,9 @@ class Auxiliary:
         account: Account | None = None,
         usage: AccountUsage | None = None,
         spending: Spender | None = None,
+        store: Store | None = None,
     ) -> None:
+        self._store = store
         self._settings = settings
         self._gate = gate
         self._ledger = ledger
@@ -107,6 +111,8 @@ class Auxiliary:
         provider, usage = self._settings.provider, self._usage
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
+            if self._store is not None:
+                request = with_attachments(self._store, provider, request)
             with permitted(permit):
                 returned = await bounded_call(provider, request, unshown)
             reply = reply_of(returned, permit)

@@ -17,9 +17,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from abeyance.actors.providers.attachments import in_words
 from abeyance.actors.providers.port import ModelReply, ModelRequest, ProviderMessage, StopReason
 from abeyance.storage.tables.blocks import (
+    AudioBlock,
     Block,
+    DocumentBlock,
+    ImageBlock,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
@@ -207,8 +211,10 @@ def _said(block: Block) -> str | None:
             return block.text
         case ThinkingBlock():
             return None
+        case ImageBlock() | AudioBlock() | DocumentBlock():
+            return in_words(block)
         case ToolResultBlock():
-            text = "\n".join(part.text for part in block.content)
+            text = "\n".join(said for part in block.content if (said := _said(part)) is not None)
             return f"[result of a tool{', an error' if block.is_error else ''}] {text}"
         case _:
             return f"[calls the tool {block.name}] {block.input}"

@@ -15,15 +15,17 @@ from typing import Any, Final, NoReturn
 from abeyance.actors.core.clock import Clock
 from abeyance.storage.errors import StorageError
 from abeyance.storage.store import Store, Value
-from abeyance.storage.tables.blocks import TEXT_CHARS_MAX, Block, TextBlock
+from abeyance.storage.tables.blocks import TEXT_CHARS_MAX, AttachmentBlock, Block, TextBlock
 from abeyance.storage.tables.fields import INSTANT_MS_MAX
 from abeyance.storage.tables.slots import Inboxed, Wake
 
+from .attachment_rows import Named, check_named, read_named
 from .errors import (
     BatchTooLargeError,
     InvalidInputError,
     InvalidMessageError,
     MessageTooLargeError,
+    UnknownAttachmentError,
 )
 from .ingress import (
     MESSAGE_BYTES_MAX,
@@ -116,12 +118,15 @@ def read_said(
         _refuse_bool(joins, "joins")
     if at_ms is not None and (type(at_ms) is not int or not 0 <= at_ms <= INSTANT_MS_MAX):
         raise InvalidMessageError("at_ms", f"must be an instant in epoch ms, not {at_ms!r:.40}")
+    named: tuple[Named, ...] = ()
     if type(content) is str and len(content) <= TEXT_CHARS_MAX:
         body = encode_text(content)
         if len(body.body) > bytes_max:
             check_bytes(body, "message", bytes_max)
     else:
-        body = _encode_texts(read_blocks(content), bytes_max)
+        blocks = read_blocks(content)
+        named = read_named(blocks, "message")
+        body = _encode_said(blocks, bytes_max)
     now_ms = clock.now_ms()
     if at_ms is None:
         # A clock before the epoch, or far past it, makes no row that cannot be read.
@@ -140,18 +145,20 @@ def read_said(
         id_ is not None,
         subject,
         joins,
+        named,
     )
 
 
-def _encode_texts(blocks: tuple[Block, ...], bytes_max: int) -> Value:
+def _encode_said(blocks: tuple[Block, ...], bytes_max: int) -> Value:
     """Make the body of a message of any content, or refuse what a message does not hold."""
     for position, block in enumerate(blocks):
-        if not isinstance(block, TextBlock):
+        if not isinstance(block, TextBlock | AttachmentBlock):
             kind = type(block).__struct_config__.tag
             raise InvalidMessageError(
-                f"message[{position}].type", f"a sent message holds text, not {kind!r} blocks"
+                f"message[{position}].type",
+                f"a sent message holds text and attachments, not {kind!r} blocks",
             )
-    if all(is_blank(block.text) for block in blocks if isinstance(block, TextBlock)):
+    if all(isinstance(block, TextBlock) and is_blank(block.text) for block in blocks):
         raise says_nothing()
     return encode_body(blocks, bytes_max=bytes_max)
 
@@ -259,6 +266,7 @@ class Batch:
 
         Raises:
             MessageConflictError: One was used for other content.
+            UnknownAttachmentError: A draft names what is not stored.
         """
         cuts, looked = read_cuts(store, slot), True
 
@@ -266,6 +274,12 @@ class Batch:
             return any(cut.first <= seq <= cut.last for cut in cuts)
 
         for place, accept in enumerate(self._accepts.values(), 1):
+            if accept.named:
+                try:
+                    check_named(store, accept.named)
+                except UnknownAttachmentError as error:
+                    place_of = self._ids.index(accept.message)
+                    raise error.within(f"drafts[{place_of}]") from None
             if accept.known:
                 try:
                     row = store.get("ids", (slot, accept.message))

@@ -65,6 +65,34 @@ class MessageTooLargeError(InvalidMessageError):
         return type(self)(f"{place}.{self.field}", self.size, self.limit)
 
 
+class UnknownAttachmentError(InvalidMessageError):
+    """A block names bytes that are not stored here, or not as it says. Nothing was stored.
+
+    Attributes: `field`.
+    """
+
+    code = "unknown_attachment"
+
+
+class AttachmentTooLargeError(InvalidInputError):
+    """Bytes to attach are more than may be. Nothing was stored.
+
+    Attributes: `field`; `size` and `limit`, in bytes.
+    """
+
+    code = "attachment_too_large"
+    size: int
+    limit: int
+
+    def __init__(self, field: str, size: int, limit: int) -> None:
+        super().__init__(field, f"must be at most {limit} bytes, not {size}")
+        self.size = size
+        self.limit = limit
+
+    def within(self, place: str) -> Self:
+        return type(self)(f"{place}.{self.field}", self.size, self.limit)
+
+
 class InvalidToolError(InvalidInputError):
     """A tool's name, schema, function or policy is malformed."""
 

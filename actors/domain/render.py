@@ -14,7 +14,10 @@ from typing import NamedTuple
 
 from abeyance.actors.providers.port import ProviderMessage
 from abeyance.storage.tables.blocks import (
+    AudioBlock,
     Block,
+    DocumentBlock,
+    ImageBlock,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
@@ -66,16 +69,21 @@ def render_all(rows: Iterable[PlacedRow], voices: Voices | None = None) -> list[
 
 def _of_another(author: str, blocks: tuple[Block, ...]) -> tuple[Block, ...]:
     """What another agent said and did, in words, each with its name."""
-    told: list[str] = []
+    told: list[Block] = []
     for block in blocks:
         match block:
             case TextBlock(text=text):
-                told.append(f"[{author}] {text}")
+                told.append(TextBlock(text=f"[{author}] {text}"))
             case ToolUseBlock(name=name, input=arguments):
-                told.append(f"[{author} called {name}] {json.dumps(arguments, ensure_ascii=False)}")
+                given = json.dumps(arguments, ensure_ascii=False)
+                told.append(TextBlock(text=f"[{author} called {name}] {given}"))
             case ToolResultBlock(content=content, is_error=is_error):
-                said = " ".join(part.text for part in content)
-                told.append(f"[{author} was told{' of an error' if is_error else ''}] {said}")
+                said = " ".join(part.text for part in content if isinstance(part, TextBlock))
+                what = f"[{author} was told{' of an error' if is_error else ''}] {said}"
+                told.append(TextBlock(text=what))
+                told += (part for part in content if not isinstance(part, TextBlock))
+            case ImageBlock() | AudioBlock() | DocumentBlock():
+                told.append(block)
             case ThinkingBlock():
                 pass
-    return tuple(TextBlock(text=text) for text in told or [f"[{author}] said nothing"])
+    return tuple(told or [TextBlock(text=f"[{author}] said nothing")])

@@ -30,6 +30,7 @@ from abeyance.storage.errors import StorageError
 from abeyance.storage.store import Committed, Delete, Guard, Key, Refused, Request, Row, Store
 from abeyance.storage.tables.slots import body_key
 
+from .attachment_pruning import AttachmentPruner
 from .errors import InvalidSpecError
 from .run_rows import ENDED
 
@@ -60,6 +61,7 @@ class Retention:
             in the transcript.
         runs_days: Runs of workflows that have ended, with their items.
         ephemerals_days: Ephemeral runs that have ended, with their transcripts.
+        attachments_days: Attachments that nothing names, from when they were attached.
     """
 
     log_days: int | None = 365
@@ -69,6 +71,7 @@ class Retention:
     tools_days: int | None = 90
     runs_days: int | None = 90
     ephemerals_days: int | None = 30
+    attachments_days: int | None = 30
 
 
 def check_retention(retention: object) -> Retention:
@@ -165,6 +168,8 @@ class Pruner:
                 await self._of_turns("approvals", keeps.tools_days)
                 await self._runs(keeps.runs_days)
                 await self._ephemerals(keeps.ephemerals_days)
+                # Behind what names them.
+                await self._attachments(keeps.attachments_days)
             except _NotNow:
                 pass
             if self._deleted:
@@ -295,6 +300,10 @@ class Pruner:
                 return
         await self._delete([_Old("heads", (name,)), _Old("agents", (name,), counter)])
 
+    async def _attachments(self, days: int | None) -> None:
+        pruner = AttachmentPruner(self._store, self._rows, self._commit, self._room)
+        await pruner.run(self._clock.now_ms(), self._before(days))
+
     # -- deleting ------------------------------------------------------------------------------
 
     async def _delete_below(self, table: str, prefix: Key) -> bool:
@@ -324,6 +333,14 @@ class Pruner:
             ),
             deletes=tuple(Delete(each.table, each.key) for each in old),
         )
+        return await self._commit(request)
+
+    async def _commit(self, request: Request) -> bool:
+        """Store a request, and count what it deletes; whether its guards held.
+
+        Raises:
+            _NotNow: Nothing can be deleted now.
+        """
         try:
             outcome = await self.journal.ask(request)
         except (AbeyanceError, StorageError) as error:
@@ -332,7 +349,7 @@ class Pruner:
             return False
         if not isinstance(outcome, Committed):
             raise _NotNow
-        self._deleted.update(each.table for each in old)
+        self._deleted.update(each.table for each in request.deletes)
         crashpoint("retention.between")
         return True
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from abeyance.storage.codec import pack_sound
-from abeyance.storage.store import Chain, Guard, KeyPart, Limits, Request, Rows
+from abeyance.storage.store import Chain, Guard, Key, KeyPart, Limits, Put, Request, Rows
 from abeyance.storage.tables.slots import Body, Entry, Inboxed, MessageId, Wake
 
+from .attachment_rows import NO_USES, Uses
 from .slot_forms import placed
 from .slot_messages import Accept
 
@@ -31,11 +32,13 @@ class Accepts:
         "_agent",
         "_bodies",
         "_entries",
+        "_guards",
         "_ids",
         "_inbox",
         "_known",
         "_landed",
         "_messages_max",
+        "_puts",
         "_seqs",
         "_slot",
         "_waiting",
@@ -61,6 +64,8 @@ class Accepts:
         self._landed: list[bytes] = []
         self._waking: list[KeyPart] = []
         self._wakes: list[bytes] = []
+        self._guards: dict[Key, Guard] = {}
+        self._puts: list[Put] = []
         self.count = 0
         self.size = 0
         """Bytes of content."""
@@ -74,7 +79,13 @@ class Accepts:
         )
 
     def add(
-        self, accept: Accept, row: Inboxed, entry: int, seq: int | None, wake: Wake | None
+        self,
+        accept: Accept,
+        row: Inboxed,
+        entry: int,
+        seq: int | None,
+        wake: Wake | None,
+        uses: Uses = NO_USES,
     ) -> None:
         """Add a message.
 
@@ -82,6 +93,7 @@ class Accepts:
             row: As it is in the inbox.
             seq: Its place in the slot; None: it waits in the inbox.
             wake: None: it asks for no turn.
+            uses: Of the attachments that it names.
         """
         pack = pack_sound
         state: Any = "inbox" if seq is None else "slot"
@@ -102,6 +114,9 @@ class Accepts:
         if wake is not None:
             self._waking.append(entry)
             self._wakes.append(pack(wake))
+        if uses is not NO_USES:
+            self._guards.update((guard.key, guard) for guard in uses.guards)
+            self._puts += uses.puts
 
     def request(self, owner: Guard, chain: Chain) -> Request:
         """What accepts them. Nothing is added any more."""
@@ -120,4 +135,5 @@ class Accepts:
         if waking:
             agent = (self._agent,)
             rows.append(Rows("wakes", Wake.KIND, Wake.VERSION, agent, waking, self._wakes))
-        return Request((owner,), (), (), (), chain, tuple(rows))
+        guards = (owner, *self._guards.values())
+        return Request(guards, tuple(self._puts), (), (), chain, tuple(rows))

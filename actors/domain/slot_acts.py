@@ -67,7 +67,7 @@ class SlotKept:
     def limit(self, agent: str, limits: AgentLimits) -> None:
         """Take this agent's limits from now on."""
         self.limits.pop(agent, None)
-        if limits.binds_inbox:
+        if limits.binds_slot:
             self.limits[agent] = limits
 
     def begin_undo(self, act: str, cut: str, receipt: RewindReceipt) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from abeyance.storage.codec import encode
-from abeyance.storage.tables.blocks import TextBlock
+from msgspec import convert, to_builtins
 
+from abeyance.storage.codec import encode
+from abeyance.storage.tables.blocks import AttachmentBlock, Block, TextBlock
+
+from .attachment_rows import read_named
 from .ingress import body_crc, encode_body, new_message_id
 from .slot_forms import inboxed
 from .slot_messages import Accept, Rewake
@@ -27,16 +31,24 @@ def again_wake(
 
 
 def again_message(
-    agent: str, author: str, channel: str | None, texts: list[str], at_ms: int, *, wake: bool
+    agent: str,
+    author: str,
+    channel: str | None,
+    blocks: Iterable[Block],
+    at_ms: int,
+    *,
+    wake: bool,
 ) -> dict[str, Any]:
     """A message as plain data; as `again_wake`."""
+    said = list(blocks)
     return {
         "again": "message",
         "agent": agent,
         "author": author,
         "channel": channel,
         "wake": wake,
-        "texts": texts,
+        "texts": [block.text for block in said if isinstance(block, TextBlock)],
+        "attached": [to_builtins(block) for block in said if isinstance(block, AttachmentBlock)],
         "at_ms": at_ms,
     }
 
@@ -46,7 +58,10 @@ def read_again(again: dict[str, Any], slot: str) -> Accept | Rewake:
     agent, at_ms = again.get("agent", slot), again["at_ms"]
     if again["again"] == "wake":
         return Rewake(agent, again["author"], again["message"], again["channel"], at_ms)
-    body = encode_body(tuple(TextBlock(text=text) for text in again["texts"]))
+    # One that was stored by an earlier version knows of no attachments.
+    attached = convert(again.get("attached", []), tuple[AttachmentBlock, ...])
+    blocks = (*(TextBlock(text=text) for text in again["texts"]), *attached)
+    body = encode_body(blocks)
     accept = Accept(
         message=new_message_id(at_ms),
         body=body,
@@ -58,6 +73,7 @@ def read_again(again: dict[str, Any], slot: str) -> Accept | Rewake:
         own=False,
         at_ms=at_ms,
         known=False,
+        named=read_named(blocks, "message"),
     )
     # What a dead letter held is data: its fields are checked here, as `drafts` does for hosts.
     encode(inboxed(accept))

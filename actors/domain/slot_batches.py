@@ -16,6 +16,7 @@ from abeyance.storage.codec import spread
 from abeyance.storage.store import Chain, Guard, Request
 from abeyance.storage.tables.slots import Inboxed, Wake
 
+from .attachment_rows import NO_USES, Uses
 from .drafts import too_large
 from .slot_accepts import OPS_AN_ACCEPT
 from .slot_book import SlotBook
@@ -34,7 +35,7 @@ says other things."""
 
 
 _Fresh: TypeAlias = tuple[Accept, Inboxed, Wake | None]
-_Taken: TypeAlias = tuple[Accept, Inboxed, int, int | None, Wake | None]
+_Taken: TypeAlias = tuple[Accept, Inboxed, int, int | None, Wake | None, Uses]
 
 
 class BatchPlan(NamedTuple):
@@ -53,6 +54,7 @@ def plan_accepts(
         in_flight: Of what is planned ahead of this.
     Raises:
         MessageConflictError, InboxFullError, BatchTooLargeError: Nothing is planned.
+        UnknownAttachmentError, MessageTooLargeError: As `SlotBook.uses`; nothing is planned.
     """
     receipts: dict[str, Receipt | None] = {}
     fresh: list[_Fresh] = []
@@ -70,6 +72,9 @@ def plan_accepts(
             fresh.append((accept, *form))
             taken.append(accept)
     check_fits(book, taken)
+    for accept in taken:
+        if accept.named:
+            book.uses(accept)
     if fresh:
         request = _take_in(book, fresh, receipts, chain)
         return BatchPlan(Plan([request], 1, tuple(receipts.values())), taken)
@@ -110,9 +115,10 @@ def _take_in(
     for accept, row, wake in fresh:
         id_ = accept.message
         if accept.subject is None:
+            uses = book.uses(accept) if accept.named else NO_USES
             entry, seq = book.take_in(row, wake, lands=lands)
             receipts[id_] = Receipt(id_, entry, "accepted" if seq is None else "stored")
-            taken.append((accept, row, entry, seq, wake))
+            taken.append((accept, row, entry, seq, wake, uses))
         else:
             into = book.accepts(accept.agent)
             request, receipts[id_] = plan_accept(book, accept, chain, into)
@@ -129,5 +135,8 @@ def _rows(book: SlotBook, taken: list[_Taken | Request]) -> Iterator[Op]:
             yield from each.puts
             yield from each.deletes
         else:
-            yield Guard("ids", (slot, each[0].message), 0)
-            yield from accepted_rows(slot, *each)
+            accept, row, entry, seq, wake, uses = each
+            yield Guard("ids", (slot, accept.message), 0)
+            yield from accepted_rows(slot, accept, row, entry, seq, wake)
+            yield from uses.guards
+            yield from uses.puts

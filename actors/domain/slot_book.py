@@ -42,6 +42,7 @@ from abeyance.storage.tables.slots import (
 )
 
 from .agent_limits import INBOX_BYTES_MAX, INBOX_ROWS_MAX
+from .attachment_rows import NO_USES, Uses, check_sizes, read_named, uses_of
 from .errors import InboxFullError
 from .slot_accepts import Accepts
 from .slot_draft import Draft
@@ -77,6 +78,7 @@ class SlotBook(SlotMirror):
             into: Takes its rows; what they become a request with is planned next.
         Raises:
             InboxFullError, RequestTooLargeError: No room for it; nothing is planned.
+            UnknownAttachmentError, MessageTooLargeError: As `uses`; nothing is planned.
         """
         lands, size = self.lands_at_once, len(accept.body.body)
         full = len(self.inbox) >= INBOX_ROWS_MAX or self.inbox_bytes + size > INBOX_BYTES_MAX
@@ -86,11 +88,26 @@ class SlotBook(SlotMirror):
             self.check_size(accept.body)
         if accept.wake and accept.agent not in self.wakes:
             self.attach(accept.agent)
+        uses = self.uses(accept) if accept.named else NO_USES
         row, wake = inboxed(accept), wake_of(accept)
         # Nothing from here on refuses: what is packed was checked where the message came in.
         entry, seq = self.take_in(row, wake, lands=lands)
-        into.add(accept, row, entry, seq, wake)
+        into.add(accept, row, entry, seq, wake, uses)
         return entry, seq
+
+    def uses(self, accept: Accept, entry: int | None = None) -> Uses:
+        """What the acceptance of a message has besides, for the attachments that it names.
+
+        Args:
+            entry: Under which its content is; None: under the next one.
+        Raises:
+            UnknownAttachmentError, MessageTooLargeError: Nothing is planned.
+        """
+        limits = self.limits.get(accept.agent)
+        if limits is not None:
+            check_sizes(accept.named, limits.attachment_bytes_max)
+        number = self._entry_next if entry is None else entry
+        return uses_of(self.store, accept.named, "entry", self.slot, number, accept.at_ms)
 
     def accepts(self, agent: str) -> Accepts:
         """What takes the rows of messages for an agent that are accepted together."""
@@ -157,6 +174,15 @@ class SlotBook(SlotMirror):
         value = encode(Body(blocks=blocks))
         self.check_size(value)
         return value
+
+    def content_uses(self, blocks: tuple[Block, ...], at_ms: int) -> Uses:
+        """What a row of these blocks has besides, that is placed next; before anything is planned.
+
+        Raises:
+            UnknownAttachmentError: Nothing is planned.
+        """
+        named = read_named(blocks, "results")
+        return uses_of(self.store, named, "entry", self.slot, self._entry_next, at_ms)
 
     def check_room(self, count: int, size: int, agent: str) -> None:
         """Refuse messages that the inbox, or what of it is an agent's, has no room for; one that

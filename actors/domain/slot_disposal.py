@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from abeyance.storage.codec import encode
 from abeyance.storage.errors import StorageError
 from abeyance.storage.store import Append, Chain, Delete, Guard, Put, Request, Value
-from abeyance.storage.tables.blocks import Block, TextBlock
+from abeyance.storage.tables.blocks import Block
 from abeyance.storage.tables.fields import REASON_CHARS_MAX
 from abeyance.storage.tables.kept import MESSAGE_CHARS_MAX, DeadLetter
 from abeyance.storage.tables.slots import MessageId, body_key
@@ -345,6 +345,5 @@ def _whose(dispose: Dispose) -> str:
 def _packed(
     dispose: Dispose, author: str, channel: str | None, blocks: tuple[Block, ...], *, wake: bool
 ) -> bytes | None:
-    said = [block.text for block in blocks if isinstance(block, TextBlock)]
     whose, at_ms = _whose(dispose), dispose.at_ms
-    return pack_message(again_message(whose, author, channel, said, at_ms, wake=wake))
+    return pack_message(again_message(whose, author, channel, blocks, at_ms, wake=wake))

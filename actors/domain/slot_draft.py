@@ -14,6 +14,7 @@ from typing import Any, Final
 from abeyance.storage.codec import encode
 from abeyance.storage.store import Append, Delete, Guard, Put, Record, Store, Value
 
+from .attachment_rows import Uses
 from .slot_forms import Moved, moving_rows
 from .slot_long import Op
 
@@ -65,6 +66,12 @@ class Draft:
         yield from self.puts.values()
         yield from self.deletes
         yield from moving_rows(slot, self.moved)
+
+    def use(self, uses: Uses) -> None:
+        """Stand on the attachments that what it puts names."""
+        self.guards = (*self.guards, *uses.guards)
+        for put in uses.puts:
+            self.puts[put.table, put.key] = put
 
     def put_counted(self, table: str, key: Any, row: Counted, record: Record) -> None:
         """Put a row whose predicted counter is kept; once a draft."""

@@ -24,7 +24,11 @@ from msgspec.structs import replace
 from abeyance.storage.codec import encode
 from abeyance.storage.store import Append, Chain, Delete, Request
 from abeyance.storage.tables.blocks import (
+    AttachmentBlock,
+    AudioBlock,
     Block,
+    DocumentBlock,
+    ImageBlock,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
@@ -34,6 +38,7 @@ from abeyance.storage.tables.edits import Edit
 from abeyance.storage.tables.slots import Entry, MessageId
 from abeyance.storage.tables.waits import LogLine
 
+from .attachment_rows import read_named, uses_of
 from .errors import EditRefusedError, InvalidMessageError, UnknownMessageError
 from .ingress import is_blank
 from .slot_book import SlotBook
@@ -81,9 +86,12 @@ def plan_edit(book: SlotBook, edit: EditSlot, chain: Chain) -> Plan:
     else:
         check_words(row, read_content(book.store, book.slot, row), edit.blocks)
         content = book.encode_content(edit.blocks)
+    named = read_named(edit.blocks or (), "blocks")
+    uses = uses_of(book.store, named, "entry", book.slot, book.entry_next, edit.at_ms)
     if len(book.edits.kept) >= EDITS_MAX:
         raise _refused(book, "full", f"{EDITS_MAX} edits of it are kept already")
     draft, number = Draft(), book.take_entry()
+    draft.use(uses)
     record = Edit(
         seq=edit.seq,
         row=row,
@@ -146,14 +154,16 @@ def check_words(row: Entry, said: tuple[Block, ...], blocks: tuple[Block, ...]) 
     """
     calls = [(block.id, block.name) for block in said if isinstance(block, ToolUseBlock)]
     results = [block.tool_use_id for block in said if isinstance(block, ToolResultBlock)]
-    allowed: tuple[type, ...] = (TextBlock,)
+    allowed: tuple[type, ...] = (TextBlock, ImageBlock, AudioBlock, DocumentBlock)
     if row.role == "assistant" and row.turn is not None:
         allowed = (TextBlock, ThinkingBlock, ToolUseBlock)
     elif row.role == "results":
         allowed = (ToolResultBlock,)
     for place, block in enumerate(blocks):
         if not isinstance(block, allowed):
-            kinds = "tool results" if results else "text" if len(allowed) == 1 else "a reply's kind"
+            kinds = "text or attachments"
+            if row.role != "user":
+                kinds = "tool results" if results else "a reply's kind"
             raise InvalidMessageError(f"blocks[{place}]", f"must be of {kinds} at this place")
         if isinstance(block, ThinkingBlock) and block not in said:
             raise InvalidMessageError(
@@ -317,7 +327,9 @@ def _may_be_forked(book: SlotBook, seq: int) -> bool:
 
 
 def _says_something(block: Any) -> bool:
-    return isinstance(block, TextBlock) and not is_blank(block.text)
+    if isinstance(block, TextBlock):
+        return not is_blank(block.text)
+    return isinstance(block, AttachmentBlock)
 
 
 def _receipt(number: int, edit: Edit) -> EditReceipt:

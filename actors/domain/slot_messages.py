@@ -11,6 +11,7 @@ from abeyance.storage.tables.blocks import Block, ToolResultBlock, ToolUseBlock
 from abeyance.storage.tables.slots import Entry, Held, Inboxed, Wake
 
 from .agent_limits import DEFAULT_LIMITS, AgentLimits
+from .attachment_rows import Named
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,6 +42,8 @@ class Accept(msgspec.Struct, frozen=True, gc=False):
     subject: str | None = None
     joins: bool = True
     """Whether it may join a live turn; one that is `own` never does."""
+    named: tuple[Named, ...] = ()
+    """The attachments that its content names."""
 
     @property
     def act_id(self) -> str | None:

@@ -117,6 +117,11 @@ class SlotMirror:
         return self.next_rows.spans
 
     @property
+    def entry_next(self) -> int:
+        """The number that the next entry gets."""
+        return self._entry_next
+
+    @property
     def seq_next(self) -> int:
         """The place that the next row of the slot takes."""
         return self._seq_next

@@ -119,8 +119,10 @@ def plan_pair_end(book: SlotBook, end: EndPair, chain: Chain) -> Plan:
         for block in read_last(book.store, book.slot)
         if isinstance(block, ToolUseBlock) and block.id not in known
     )
-    content = book.encode_content((*end.results, *missing))
+    blocks = (*end.results, *missing)
+    content, uses = book.encode_content(blocks), book.content_uses(blocks, end.at_ms)
     draft, head = Draft(), book.heads[end.agent]
+    draft.use(uses)
     place_results(book, draft, end.agent, f"results-{end.turn}-{end.token}", content, end.at_ms)
     ended = replace(row.record, state=end.state, ended_ms=end.at_ms)
     draft.put_counted("turns", (end.agent, lease.turn), row, ended)

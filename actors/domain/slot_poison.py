@@ -205,7 +205,6 @@ def _packed(book: SlotBook, entry: int, row: Inboxed, now_ms: int) -> bytes | No
     blocks = find_body(book.store, book.slot, entry)
     if isinstance(blocks, StorageError):
         return None
-    said = [block.text for block in blocks if hasattr(block, "text")]
     return pack_message(
-        again_message(row.agent, row.author, row.channel, said, now_ms, wake=row.wake)
+        again_message(row.agent, row.author, row.channel, blocks, now_ms, wake=row.wake)
     )

@@ -21,6 +21,7 @@ from abeyance.storage.codec import encode
 from abeyance.storage.store import Chain, Delete, Guard, Put, Request
 from abeyance.storage.tables.slots import Entry, Inboxed, MessageId, Wake
 
+from .attachment_rows import NO_USES
 from .errors import MessageReadError, UnknownMessageError
 from .slot_accepts import Accepts
 from .slot_arrivals import remaining
@@ -76,6 +77,7 @@ def _replace(book: SlotBook, accept: Accept, entry: int, chain: Chain) -> tuple[
     waiting = book.inbox.get(entry)
     if waiting is not None:
         book.check_replaces(waiting, len(accept.body.body))
+    uses = book.uses(accept, entry) if accept.named else NO_USES
     book.attach(accept.agent)
     slot, wakes = book.slot, book.wakes[accept.agent]
     older = waiting if waiting is not None else book.unread[entry][1]
@@ -110,7 +112,9 @@ def _replace(book: SlotBook, accept: Accept, entry: int, chain: Chain) -> tuple[
         )
         puts += (Put("wakes", (accept.agent, entry), encode(wake)),)
     # Everything is encoded; from here on nothing refuses.
-    guards: tuple[Guard, ...] = (book.owner, Guard("ids", (slot, accept.message), 0))
+    known_by = Guard("ids", (slot, accept.message), 0)
+    guards: tuple[Guard, ...] = (book.owner, known_by, *uses.guards)
+    puts += uses.puts
     if waiting is not None:
         words = book.reworded.get(entry, 1)
         guards = (*guards, Guard("bodies", place, words))

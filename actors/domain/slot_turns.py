@@ -26,6 +26,7 @@ from abeyance.storage.tables.fields import NAME_BYTES_MAX
 from abeyance.storage.tables.slots import Carried, Turn, Wake
 
 from .approvals import known_of
+from .attachment_rows import NO_USES
 from .errors import LeaseLostError
 from .ingress import clean_text
 from .mode import Quiesced, read_mode
@@ -257,7 +258,9 @@ def plan_boundary(book: SlotBook, close: CloseGap, chain: Chain, *, inject: bool
     if book.lease.gap != close.round:
         raise _out_of_turn(close, f"round {close.round} has no open tool gap")
     content = book.encode_content(close.results)
+    uses = book.content_uses(close.results, close.at_ms)
     draft, first = Draft(), book.seq_next
+    draft.use(uses)
     place_results(book, draft, close.agent, close.message, content, close.at_ms)
     moved = book.prefix(injectable=True) if inject else []
     wakes = book.wakes[close.agent]
@@ -308,12 +311,15 @@ def plan_end(book: SlotBook, end: EndTurn, chain: Chain) -> Plan:
     """Plan an end without a last reply: an open gap is closed first, then the inbox lands."""
     turn = held_by(book, end)
     is_answerable = end.rewind is not None and check_rewind(book, end.rewind)
-    results = marker = None
+    results, marker, uses = None, None, NO_USES
     if book.lease.gap is not None:
-        results = book.encode_content(_all_results(book, end))
+        blocks = _all_results(book, end)
+        results = book.encode_content(blocks)
+        uses = book.content_uses(blocks, end.at_ms)
     if end.marker:
         marker = book.encode_content((TextBlock(text=end.marker),))
     draft = Draft()
+    draft.use(uses)
     join_spent(draft, book.store, end.spent)
     if end.sent is None and turn.record.held is None:
         join_unknown(draft, book.store, book.carried, turn.record, end.at_ms)

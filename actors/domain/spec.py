@@ -44,6 +44,7 @@ class AgentSpec:
         inbox_messages_max: Messages that may wait in its inbox: 1 to 10,000.
         inbox_bytes_max: Their content together, in bytes as stored: up to 256 MiB.
         message_bytes_max: The content of one, in bytes as stored: up to 16 MiB.
+        attachment_bytes_max: An attachment that one names: up to 32 MiB.
         turns_max: Turns that go on at once, of it, its conversations, and the ephemeral runs under
             its name; others wait. None: as many as there are.
         tool_threads_max: Sync functions of its that run in threads at once: 1 to 16, which is what
@@ -68,6 +69,7 @@ class AgentSpec:
     inbox_messages_max: int = DEFAULT_LIMITS.inbox_messages_max
     inbox_bytes_max: int = DEFAULT_LIMITS.inbox_bytes_max
     message_bytes_max: int = DEFAULT_LIMITS.message_bytes_max
+    attachment_bytes_max: int = DEFAULT_LIMITS.attachment_bytes_max
     turns_max: int | None = None
     tool_threads_max: int = DEFAULT_LIMITS.tool_threads_max
 

@@ -12,7 +12,9 @@ import msgspec
 
 from abeyance.storage.tables.blocks import (
     RESULT_BLOCKS_MAX,
+    AttachmentBlock,
     Block,
+    ResultBlock,
     TextBlock,
     ToolResultBlock,
     ToolUseBlock,
@@ -20,6 +22,7 @@ from abeyance.storage.tables.blocks import (
 from abeyance.storage.tables.slots import ToolCall
 
 RESULT_CHARS_MAX: Final = 1_000_000
+_PARTS: Final = get_args(ResultBlock)
 
 UNKNOWN_TEXT: Final = (
     "The outcome of this call is unknown: the process died while it ran. "
@@ -40,13 +43,21 @@ CUT_OFF_AGAIN_TEXT: Final = (
 CANCELLED_TEXT: Final = "This call was not started: the turn was ended first."
 
 
-def result_of(call: ToolUseBlock, *texts: str, is_error: bool = False) -> ToolResultBlock:
-    """Texts as the result of a call, cut where they exceed what a result holds."""
-    content: list[TextBlock] = []
+def result_of(
+    call: ToolUseBlock, *parts: str | AttachmentBlock, is_error: bool = False
+) -> ToolResultBlock:
+    """Texts and attachments as the result of a call, cut where they exceed what a result holds."""
+    content: list[ResultBlock] = []
     left = RESULT_CHARS_MAX
-    for text in texts:
-        told = text.encode("utf-8", "replace").decode()
-        if len(told) > left or len(content) == RESULT_BLOCKS_MAX - 1 < len(texts) - 1:
+    for part in parts:
+        if not isinstance(part, str):
+            is_last = len(content) == RESULT_BLOCKS_MAX - 1 < len(parts) - 1
+            content.append(TextBlock(text="[cut]") if is_last else part)
+            if is_last:
+                break
+            continue
+        told = part.encode("utf-8", "replace").decode()
+        if len(told) > left or len(content) == RESULT_BLOCKS_MAX - 1 < len(parts) - 1:
             content.append(TextBlock(text=told[:left] + "\n[cut]"))
             break
         content.append(TextBlock(text=told))
@@ -56,7 +67,7 @@ def result_of(call: ToolUseBlock, *texts: str, is_error: bool = False) -> ToolRe
 
 def recorded_of(call: ToolUseBlock, record: ToolCall) -> ToolResultBlock:
     """The result of a call as its row has it."""
-    content = tuple(block for block in record.result or () if isinstance(block, TextBlock))
+    content = tuple(block for block in record.result or () if isinstance(block, ResultBlock))
     return ToolResultBlock(tool_use_id=call.id, content=content, is_error=record.is_error)
 
 
@@ -66,9 +77,9 @@ def told_of(call: ToolUseBlock, value: object) -> ToolResultBlock:
         return result_of(call, "done")
     if isinstance(value, str):
         return result_of(call, value)
-    blocks = (value,) if isinstance(value, TextBlock) else value
-    if isinstance(blocks, tuple | list) and blocks and all(type(b) is TextBlock for b in blocks):
-        return result_of(call, *(block.text for block in blocks))
+    blocks = (value,) if isinstance(value, ResultBlock) else value
+    if isinstance(blocks, tuple | list) and blocks and all(type(b) in _PARTS for b in blocks):
+        return result_of(call, *(b.text if isinstance(b, TextBlock) else b for b in blocks))
     untold: list[str] = []
 
     def plain(inner: object) -> Any:

@@ -32,13 +32,15 @@ from abeyance.actors.core.system import ActorSystem
 from abeyance.actors.providers.port import ToolSchema
 from abeyance.storage.codec import encode
 from abeyance.storage.crashpoints import crashpoint, declare
+from abeyance.storage.errors import UnreadableRecordError
 from abeyance.storage.store import Committed, Guard, Put, Refused, Request, Row, Store
 from abeyance.storage.tables.blocks import TextBlock, ToolResultBlock, ToolUseBlock
 from abeyance.storage.tables.slots import ToolCall
 
 from .agent_limits import THREADS_MAX, AgentRoom
 from .approvals import NeedsApproval, policy_problem
-from .errors import InvalidToolError, OwnershipLostError
+from .attachment_rows import NO_USES, Uses, read_named, uses_of
+from .errors import InvalidMessageError, InvalidToolError, OwnershipLostError
 from .foreign import failure_of, told
 from .persistence import until_stored
 from .schema_check import problem_of
@@ -304,8 +306,7 @@ class ToolRunner:
             return self.recorded(key, call)
         # A death cut it off before its turn was cancelled.
         result, known = await self._policy(key, call, "report" if tool is None else tool.in_doubt)
-        await self._finish(key, row.counter, row.record, result, known=known)
-        return result
+        return await self._finish(key, row.counter, row.record, result, known=known)
 
     async def _policy(
         self, key: CallKey, call: ToolUseBlock, policy: Reconcile | str
@@ -349,7 +350,7 @@ class ToolRunner:
         else:
             result, known = await self._reconcile(key, call, tool.in_doubt)
         crashpoint("tool.after_body")
-        await self._finish(key, counter, started, result, known=known)
+        result = await self._finish(key, counter, started, result, known=known)
         crashpoint("tool.after_done")
         return result
 
@@ -365,19 +366,39 @@ class ToolRunner:
 
     async def _finish(
         self, key: CallKey, counter: int, started: ToolCall, result: ToolResultBlock, *, known: bool
-    ) -> None:
-        blocks = result.content or (TextBlock(text=""),)
-        ended = replace(
-            started,
-            state="done" if known else "unknown",
-            is_error=result.is_error,
-            result=blocks,
-            ended_ms=self._clock.now_ms(),
-        )
-        while not await self._write(key, counter, ended):
-            # The turn stopped waiting and told the model so; this is for whoever looks later.
+    ) -> ToolResultBlock:
+        """Record what a call came to; as what it is recorded."""
+        now_ms, late = self._clock.now_ms(), None
+        while True:
+            result, uses = self._standing(key, result, now_ms)
+            blocks = result.content or (TextBlock(text=""),)
+            ended = replace(
+                started,
+                state="done" if known else "unknown",
+                is_error=result.is_error,
+                result=blocks,
+                ended_ms=now_ms,
+            )
+            if late is not None:
+                # The turn stopped waiting and told the model so; this is for whoever looks later.
+                ended = replace(late.record, late=blocks)
+            if await self._write(key, counter, ended, uses):
+                return result
             row = self._row(key)
-            counter, ended = row.counter, replace(row.record, late=blocks)
+            if row.counter != counter:
+                counter, late = row.counter, row
+
+    def _standing(
+        self, key: CallKey, result: ToolResultBlock, at_ms: int
+    ) -> tuple[ToolResultBlock, Uses]:
+        """A result, and what it stands on; an error in its place where that is not there."""
+        try:
+            named = read_named(result.content, "result")
+            return result, uses_of(self._store, named, "call", key[0], key[1], at_ms)
+        except (InvalidMessageError, UnreadableRecordError) as error:
+            text = f"The tool returned an attachment that cannot be used: {error}"
+            said = (TextBlock(text=text),)
+            return replace(result, content=said, is_error=True), NO_USES
 
     async def _give_up(self, key: CallKey, call: ToolUseBlock, text: str) -> ToolResultBlock:
         if self._store.get("tool_calls", key) is None:
@@ -405,11 +426,14 @@ class ToolRunner:
             counter = self._row(key).counter
         return counter + 1
 
-    async def _write(self, key: CallKey, counter: int, record: ToolCall) -> bool:
-        """Commit one row of a call; False where the row was written since it was read."""
+    async def _write(
+        self, key: CallKey, counter: int, record: ToolCall, uses: Uses = NO_USES
+    ) -> bool:
+        """Commit one row of a call; False where it, or what it stands on, was written since it was
+        read."""
         request = Request(
-            guards=(self._guards[key[0]], Guard("tool_calls", key, counter)),
-            puts=(Put("tool_calls", key, encode(record)),),
+            guards=(self._guards[key[0]], Guard("tool_calls", key, counter), *uses.guards),
+            puts=(Put("tool_calls", key, encode(record)), *uses.puts),
         )
         # While it cannot be stored the body's result stays here: it is never run again for that.
         outcome = await until_stored(lambda: self._journal.ask(request))

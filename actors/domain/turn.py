@@ -29,12 +29,13 @@ from abeyance.storage.codec import encode
 from abeyance.storage.crashpoints import crashpoint, declare
 from abeyance.storage.errors import InvalidRecordError, UnreadableRecordError
 from abeyance.storage.store import Store
-from abeyance.storage.tables.blocks import Block, TextBlock, ToolUseBlock
+from abeyance.storage.tables.blocks import Block, TextBlock, ToolUseBlock, attachments_in
 from abeyance.storage.tables.slots import Body, Held
 
 from .agent_limits import DEFAULT_LIMITS, AgentLimits, AgentRoom
 from .alert_book import AlertDesk, UnsentOf
 from .approvals import denial_of
+from .attachment_reading import with_attachments
 from .budgets import Budget
 from .call import Calls, Failed
 from .context import ContextStrategy, Summary
@@ -313,13 +314,14 @@ class TurnTask:
 
     def _request(self) -> ModelRequest:
         settings = self._settings
-        return ModelRequest(
+        request = ModelRequest(
             model=settings.model,
             messages=tuple(self._messages),
             system=self._system,
             tools=tuple(tool.schema() for tool in settings.tools.values()),
             output_tokens_max=settings.output_tokens_max,
         )
+        return with_attachments(self._seams.store, settings.provider, request)
 
     # -- what is recorded --------------------------------------------------------------------
 
@@ -466,6 +468,8 @@ class TurnTask:
 
 def _check_storable(blocks: tuple[Block, ...]) -> None:
     """Refuse a reply that has no row, before the slot plans on it: asking again would not help."""
+    if next(attachments_in(blocks), None) is not None:
+        raise _Unfit("this turn failed: the reply names attachments, which only others may")
     try:
         encode(Body(blocks=blocks))
     except InvalidRecordError as error:

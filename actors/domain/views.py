@@ -12,10 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from abeyance.actors.providers.context_limit import BYTES_A_TOKEN, attachment_tokens
 from abeyance.actors.providers.port import ProviderMessage
 from abeyance.storage.errors import UnreadableRecordError
 from abeyance.storage.store import Store
-from abeyance.storage.tables.blocks import Block, TextBlock, ThinkingBlock, ToolResultBlock
+from abeyance.storage.tables.blocks import (
+    AudioBlock,
+    Block,
+    DocumentBlock,
+    ImageBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+)
 from abeyance.storage.tables.slots import Entry
 
 from .context import Summary
@@ -165,6 +174,8 @@ def block_size(block: Block) -> int:
         case ThinkingBlock():
             return len(block.thinking) + len(block.signature)
         case ToolResultBlock():
-            return sum(len(part.text) for part in block.content)
+            return sum(map(block_size, block.content))
+        case ImageBlock() | AudioBlock() | DocumentBlock():
+            return attachment_tokens(block) * BYTES_A_TOKEN
         case _:
             return len(block.name) + len(str(block.input))

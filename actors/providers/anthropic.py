@@ -11,7 +11,8 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from ..core.clock import Clock
-from .anthropic_wire import ReplyAssembly, request_body
+from .anthropic_wire import TYPES, ReplyAssembly, request_body
+from .attachments import Places
 from .port import ModelRequest, OnDelta
 from .sdk import ApiKey, ProviderNotInstalledError, SdkProvider, checked, not_installed
 
@@ -36,6 +37,8 @@ class AnthropicProvider(SdkProvider):
         ProviderNotInstalledError: The extra `abeyance[anthropic]` is not installed.
         ValueError: There is no key, a deadline is not positive, or `account` is no name.
     """
+
+    attachment_types = TYPES
 
     def __init__(
         self,
@@ -82,9 +85,9 @@ class AnthropicProvider(SdkProvider):
             context_tokens=context_tokens,
         )
 
-    def _response(self, request: ModelRequest) -> AbstractAsyncContextManager[Any]:
+    def _response(self, request: ModelRequest, places: Places) -> AbstractAsyncContextManager[Any]:
         create: Any = self._client.messages.with_streaming_response.create
-        return create(**request_body(request))  # type: ignore[no-any-return]
+        return create(**request_body(request, places))  # type: ignore[no-any-return]
 
     def _assembly(self, on_delta: OnDelta) -> ReplyAssembly:
         return ReplyAssembly(on_delta)

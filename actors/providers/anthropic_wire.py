@@ -18,13 +18,18 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from abeyance.storage.tables.blocks import (
+    AttachmentBlock,
+    AudioBlock,
     Block,
+    DocumentBlock,
+    ImageBlock,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
 )
 
+from .attachments import IMAGES, PDF, TEXTS, Places, in_words
 from .port import (
     ModelReply,
     ModelRequest,
@@ -79,12 +84,23 @@ NOBODY: Final = "(no message)"
 """What a user is told to have said where nobody said anything and the service wants somebody."""
 
 
-def request_body(request: ModelRequest) -> dict[str, Any]:
-    """The parameters of a streamed Messages call."""
+TYPES: Final = IMAGES | TEXTS | {PDF}
+"""What it shows of attachments: it has no place for sounds."""
+
+
+def request_body(request: ModelRequest, places: Places | None = None) -> dict[str, Any]:
+    """The parameters of a streamed Messages call.
+
+    Args:
+        places: Takes the request's attachments, and stands for them. None: their marks stay.
+    """
+    places = Places() if places is None else places
     body: dict[str, Any] = {
         "model": request.model,
         "max_tokens": request.output_tokens_max,
-        "messages": _in_turns(wire for each in request.messages if (wire := _message(each))),
+        "messages": _in_turns(
+            wire for each in request.messages if (wire := _message(each, places))
+        ),
         "stream": True,
     }
     if request.system is not None and request.system.strip():
@@ -119,12 +135,12 @@ def _nobody() -> dict[str, Any]:
     return {"role": "user", "content": [{"type": "text", "text": NOBODY}]}
 
 
-def _message(message: ProviderMessage) -> dict[str, Any] | None:
-    content = [wire for block in message.blocks if (wire := _block(block))]
+def _message(message: ProviderMessage, places: Places) -> dict[str, Any] | None:
+    content = [wire for block in message.blocks if (wire := _block(block, places))]
     return {"role": message.role, "content": content} if content else None
 
 
-def _block(block: Block) -> dict[str, Any] | None:
+def _block(block: Block, places: Places) -> dict[str, Any] | None:
     match block:
         case TextBlock():
             return {"type": "text", "text": block.text} if block.text.strip() else None
@@ -141,9 +157,25 @@ def _block(block: Block) -> dict[str, Any] | None:
             return {
                 "type": "tool_result",
                 "tool_use_id": block.tool_use_id,
-                "content": [wire for part in block.content if (wire := _block(part))],
+                "content": [wire for part in block.content if (wire := _block(part, places))],
                 "is_error": block.is_error,
             }
+        case ImageBlock() | DocumentBlock() | AudioBlock():
+            return _attachment(block, places)
+
+
+def _attachment(block: AttachmentBlock, places: Places) -> dict[str, Any]:
+    if block.media_type not in TYPES:
+        return {"type": "text", "text": in_words(block)}
+    if block.media_type in TEXTS:
+        source = {"type": "text", "media_type": "text/plain", "data": places.text(block)}
+    else:
+        data = places.base64(block)
+        source = {"type": "base64", "media_type": block.media_type, "data": data}
+    if isinstance(block, ImageBlock):
+        return {"type": "image", "source": source}
+    named = {} if block.name is None else {"title": block.name}
+    return {"type": "document", "source": source, **named}
 
 
 class ReplyAssembly:

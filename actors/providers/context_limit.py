@@ -15,13 +15,28 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from abeyance.storage.tables.blocks import Block, TextBlock, ThinkingBlock, ToolResultBlock
+from abeyance.storage.tables.blocks import (
+    AttachmentBlock,
+    AudioBlock,
+    Block,
+    DocumentBlock,
+    ImageBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+)
 
 from .port import ContextTooLongError, ModelRequest, name_of
 
 BYTES_A_TOKEN: Final = 4
 """English prose has about four bytes a token, other languages and code fewer: so what is estimated
 is seldom more than what a provider counts, and a request that would fit is seldom kept back."""
+IMAGE_TOKENS: Final = 1_600
+"""Of an image: what services scale a large one down to."""
+DOCUMENT_TOKENS: Final = 1_500
+"""Of a document that is no text: a page. How many it has, nobody looks."""
+AUDIO_BYTES_A_TOKEN: Final = 3_200
+"""A tenth of a second of speech, uncompressed; services count ten tokens a second."""
 BODY_BYTES_MAX: Final = 64 * 1024
 _CODES: Final = frozenset({"context_length_exceeded", "request_too_large"})
 _WORDS: Final = re.compile(
@@ -63,6 +78,19 @@ def estimated_tokens(request: ModelRequest) -> int:
     for tool in request.tools:
         size += _bytes(tool.name) + _bytes(tool.description) + _bytes(str(tool.input_schema))
     return size // BYTES_A_TOKEN
+
+
+def attachment_tokens(block: AttachmentBlock) -> int:
+    """About how many tokens an attachment has that a model is shown."""
+    match block:
+        case ImageBlock():
+            return IMAGE_TOKENS
+        case AudioBlock():
+            return block.size_bytes // AUDIO_BYTES_A_TOKEN + 1
+        case DocumentBlock(media_type=media_type) if media_type.startswith("text/"):
+            return block.size_bytes // BYTES_A_TOKEN + 1
+        case DocumentBlock():
+            return DOCUMENT_TOKENS
 
 
 def check_length(provider: object, request: ModelRequest) -> None:
@@ -117,7 +145,9 @@ def _block_bytes(block: Block) -> int:
         case ThinkingBlock():
             return _bytes(block.thinking) + len(block.signature)
         case ToolResultBlock():
-            return sum(_bytes(part.text) for part in block.content)
+            return sum(_block_bytes(part) for part in block.content)
+        case ImageBlock() | AudioBlock() | DocumentBlock():
+            return attachment_tokens(block) * BYTES_A_TOKEN
         case _:
             return len(block.name) + _bytes(str(block.input))
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from ..core.clock import Clock
 from . import openai_chat_wire, openai_responses_wire
+from .attachments import Places
 from .port import ModelRequest, OnDelta
 from .sdk import ApiKey, Assembly, SdkProvider, checked, not_installed
 
@@ -102,14 +103,20 @@ class OpenAIProvider(SdkProvider):
             context_tokens=context_tokens,
         )
 
-    def _response(self, request: ModelRequest) -> AbstractAsyncContextManager[Any]:
+    @property
+    def attachment_types(self) -> frozenset[str]:
+        """The media types that it shows to models."""
+        return openai_chat_wire.TYPES if self._api == "chat" else openai_responses_wire.TYPES
+
+    def _response(self, request: ModelRequest, places: Places) -> AbstractAsyncContextManager[Any]:
         create: Any
         if self._api == "responses":
             create = self._client.responses.with_streaming_response.create
-            body = openai_responses_wire.request_body(request)
+            body = openai_responses_wire.request_body(request, places)
         else:
             create = self._client.chat.completions.with_streaming_response.create
-            body = openai_chat_wire.request_body(request, output_limit=self._output_limit)
+            limit = self._output_limit
+            body = openai_chat_wire.request_body(request, places, output_limit=limit)
         return create(**body)  # type: ignore[no-any-return]
 
     def _assembly(self, on_delta: OnDelta) -> Assembly:

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 from uuid import uuid4
 
 from abeyance.storage.tables.blocks import (
+    AttachmentBlock,
     Block,
     TextBlock,
     ThinkingBlock,
@@ -25,6 +26,7 @@ from abeyance.storage.tables.blocks import (
     ToolUseBlock,
 )
 
+from .attachments import IMAGES, PDF, TEXTS, Places, in_words
 from .port import (
     ModelReply,
     ModelRequest,
@@ -71,17 +73,26 @@ _REASONING_FIELDS = ("reasoning_content", "reasoning")
 """Where services put a model's reasoning; OpenAI itself sends none on this wire."""
 
 
-def request_body(request: ModelRequest, *, output_limit: str) -> dict[str, Any]:
+_SOUNDS = {"audio/wav": "wav", "audio/mpeg": "mp3"}
+TYPES: Final = IMAGES | TEXTS | {PDF} | _SOUNDS.keys()
+"""What it shows of attachments."""
+
+
+def request_body(
+    request: ModelRequest, places: Places | None = None, *, output_limit: str
+) -> dict[str, Any]:
     """The parameters of a streamed call.
 
     Args:
+        places: Takes the request's attachments, and stands for them. None: their marks stay.
         output_limit: The name of the field that bounds a reply's tokens.
     """
+    places = Places() if places is None else places
     messages: list[dict[str, Any]] = []
     if request.system is not None and request.system.strip():
         messages.append({"role": "system", "content": request.system})
     for message in request.messages:
-        messages += _messages(message)
+        messages += _messages(message, places)
     body: dict[str, Any] = {
         "model": request.model,
         "messages": messages,
@@ -106,8 +117,7 @@ def request_body(request: ModelRequest, *, output_limit: str) -> dict[str, Any]:
 
 def result_text(block: ToolResultBlock) -> str:
     """A tool's result as the one text that these wires have. They have no sign of an error."""
-    text = "\n".join(part.text for part in block.content)
-    return f"error: {text}" if block.is_error else text
+    return f"error: {block.text}" if block.is_error else block.text
 
 
 def arguments_of(block: ToolUseBlock) -> str:
@@ -115,8 +125,9 @@ def arguments_of(block: ToolUseBlock) -> str:
     return json.dumps(block.input, ensure_ascii=False)
 
 
-def _messages(message: ProviderMessage) -> Iterator[dict[str, Any]]:
-    """One message of ours: its results, a message each, then its texts and calls in one."""
+def _messages(message: ProviderMessage, places: Places) -> Iterator[dict[str, Any]]:
+    """One message of ours: its results, a message each, then its parts and calls in one. A result
+    is a text here: what is attached to one follows as a user's part."""
     results = [block for block in message.blocks if isinstance(block, ToolResultBlock)]
     for result in results:
         yield {
@@ -124,11 +135,17 @@ def _messages(message: ProviderMessage) -> Iterator[dict[str, Any]]:
             "tool_call_id": result.tool_use_id,
             "content": result_text(result),
         }
-    texts = [
-        {"type": "text", "text": block.text}
-        for block in message.blocks
-        if isinstance(block, TextBlock) and block.text.strip()
+    parts = [
+        _attachment(block, places)
+        for result in results
+        for block in result.content
+        if isinstance(block, AttachmentBlock)
     ]
+    for block in message.blocks:
+        if isinstance(block, TextBlock) and block.text.strip():
+            parts.append({"type": "text", "text": block.text})
+        elif isinstance(block, AttachmentBlock):
+            parts.append(_attachment(block, places))
     calls = [
         {
             "id": block.id,
@@ -138,14 +155,41 @@ def _messages(message: ProviderMessage) -> Iterator[dict[str, Any]]:
         for block in message.blocks
         if isinstance(block, ToolUseBlock)
     ]
-    if not texts and not calls:
+    if not parts and not calls:
         return
     wire: dict[str, Any] = {"role": message.role}
     # One text is sent as a text: smaller servers know no other form.
-    wire["content"] = texts[0]["text"] if len(texts) == 1 else texts or None
+    alone = len(parts) == 1 and parts[0]["type"] == "text"
+    wire["content"] = parts[0]["text"] if alone else parts or None
     if calls:
         wire["tool_calls"] = calls
     yield wire
+
+
+def _attachment(block: AttachmentBlock, places: Places) -> dict[str, Any]:
+    media_type = block.media_type
+    if media_type not in TYPES:
+        return {"type": "text", "text": in_words(block)}
+    if media_type in TEXTS:
+        return {"type": "text", "text": named_text(block, places)}
+    if media_type in IMAGES:
+        return {"type": "image_url", "image_url": {"url": places.data_url(block)}}
+    if media_type in _SOUNDS:
+        sound = {"data": places.base64(block), "format": _SOUNDS[media_type]}
+        return {"type": "input_audio", "input_audio": sound}
+    data = places.data_url(block)
+    return {"type": "file", "file": {"filename": file_name(block), "file_data": data}}
+
+
+def named_text(block: AttachmentBlock, places: Places) -> str:
+    """A document that is text, as text: these wires have no other place for one."""
+    text = places.text(block)
+    return text if block.name is None else f"{block.name}:\n\n{text}"
+
+
+def file_name(block: AttachmentBlock) -> str:
+    """A document's name, which these wires want."""
+    return block.name or "document.pdf"
 
 
 class ChatAssembly:

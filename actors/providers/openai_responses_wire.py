@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from abeyance.storage.tables.blocks import (
+    AttachmentBlock,
     Block,
     TextBlock,
     ThinkingBlock,
@@ -23,7 +24,15 @@ from abeyance.storage.tables.blocks import (
     ToolUseBlock,
 )
 
-from .openai_chat_wire import TERMINAL_TYPES, arguments_of, result_text, stated_error
+from .attachments import IMAGES, PDF, TEXTS, Places, in_words
+from .openai_chat_wire import (
+    TERMINAL_TYPES,
+    arguments_of,
+    file_name,
+    named_text,
+    result_text,
+    stated_error,
+)
 from .port import (
     ModelReply,
     ModelRequest,
@@ -57,11 +66,20 @@ _DELTAS = {
 }
 
 
-def request_body(request: ModelRequest) -> dict[str, Any]:
-    """The parameters of a streamed call."""
+TYPES: Final = IMAGES | TEXTS | {PDF}
+"""What it shows of attachments: it has no place for sounds."""
+
+
+def request_body(request: ModelRequest, places: Places | None = None) -> dict[str, Any]:
+    """The parameters of a streamed call.
+
+    Args:
+        places: Takes the request's attachments, and stands for them. None: their marks stay.
+    """
+    places = Places() if places is None else places
     body: dict[str, Any] = {
         "model": request.model,
-        "input": [item for message in request.messages for item in _items(message)],
+        "input": [item for message in request.messages for item in _items(message, places)],
         "max_output_tokens": request.output_tokens_max,
         "store": False,
         "include": ["reasoning.encrypted_content"],
@@ -83,26 +101,51 @@ def request_body(request: ModelRequest) -> dict[str, Any]:
     return body
 
 
-def _items(message: ProviderMessage) -> Iterator[dict[str, Any]]:
-    """One message of ours, in the order of its blocks; texts side by side are one item."""
-    texts: list[dict[str, Any]] = []
+def _items(message: ProviderMessage, places: Places) -> Iterator[dict[str, Any]]:
+    """One message of ours, in the order of its blocks; texts and attachments side by side are one
+    item."""
+    parts: list[dict[str, Any]] = []
     kind = "output_text" if message.role == "assistant" else "input_text"
     for block in message.blocks:
         if isinstance(block, TextBlock):
             if block.text.strip():
-                texts.append({"type": kind, "text": block.text})
+                parts.append({"type": kind, "text": block.text})
             continue
-        item = _item(block)
+        if isinstance(block, AttachmentBlock):
+            parts.append(_attachment(block, places))
+            continue
+        item = _item(block, places)
         if item is not None:
-            if texts:
-                yield {"role": message.role, "content": texts}
-                texts = []
+            if parts:
+                yield {"role": message.role, "content": parts}
+                parts = []
             yield item
-    if texts:
-        yield {"role": message.role, "content": texts}
+    if parts:
+        yield {"role": message.role, "content": parts}
 
 
-def _item(block: Block) -> dict[str, Any] | None:
+def _attachment(block: AttachmentBlock, places: Places) -> dict[str, Any]:
+    if block.media_type not in TYPES:
+        return {"type": "input_text", "text": in_words(block)}
+    if block.media_type in TEXTS:
+        return {"type": "input_text", "text": named_text(block, places)}
+    data = places.data_url(block)
+    if block.media_type in IMAGES:
+        return {"type": "input_image", "detail": "auto", "image_url": data}
+    return {"type": "input_file", "filename": file_name(block), "file_data": data}
+
+
+def _output(block: ToolResultBlock, places: Places) -> str | list[dict[str, Any]]:
+    """A tool's result: a text, or parts where something is attached to it."""
+    attached = [part for part in block.content if isinstance(part, AttachmentBlock)]
+    if not attached:
+        return result_text(block)
+    text = result_text(block)
+    said = [{"type": "input_text", "text": text}] if text.strip() else []
+    return [*said, *(_attachment(part, places) for part in attached)]
+
+
+def _item(block: Block, places: Places) -> dict[str, Any] | None:
     match block:
         case ToolUseBlock():
             return {
@@ -115,7 +158,7 @@ def _item(block: Block) -> dict[str, Any] | None:
             return {
                 "type": "function_call_output",
                 "call_id": block.tool_use_id,
-                "output": result_text(block),
+                "output": _output(block, places),
             }
         case ThinkingBlock(thinking=thinking):
             given = signature_for(WIRE, block)

@@ -13,13 +13,16 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
 from abeyance.actors.core.errors import AbeyanceError
 from abeyance.storage.tables.blocks import Block
 
 from .stated import StatedWait
 from .windows import UsageReading
+
+if TYPE_CHECKING:
+    from .attachments import Attachments
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,8 @@ class ModelRequest:
     system: str | None = None
     tools: tuple[ToolSchema, ...] = ()
     output_tokens_max: int = 4096
+    attachments: Attachments | None = field(default=None, compare=False, repr=False)
+    """Where those are read that its blocks name; the runtime says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +103,9 @@ class Provider(Protocol):
     have an attribute `call_s`: how many seconds a whole call may take, by its own deadlines; a call
     that takes a minute longer, or an hour where there is none, has stalled. And a method
     `context_tokens(model: str) -> int | None`: how many tokens a request to the model may have; one
-    that is longer, by an estimate, is not sent.
+    that is longer, by an estimate, is not sent. And an attribute `attachment_types`: a set of the
+    media types that it shows to models, reading them from the request's `attachments`; in the place
+    of any other attachment it is given a text.
     """
 
     carries_injections: bool

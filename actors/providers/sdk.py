@@ -28,10 +28,12 @@ import trio
 
 from ..core.clock import Clock, SystemClock
 from ..core.errors import AbeyanceError
+from .attachments import Places
 from .context_limit import checked_tokens
 from .credentials import fingerprint
 from .failures import refusal
 from .grammar import printable
+from .outgoing import leaving
 from .port import (
     ModelReply,
     ModelRequest,
@@ -209,8 +211,8 @@ class SdkProvider(ABC):
     # -- what an adapter adds -----------------------------------------------------------------
 
     @abstractmethod
-    def _response(self, request: ModelRequest) -> AbstractAsyncContextManager[Any]:
-        """The SDK's streaming response to a request."""
+    def _response(self, request: ModelRequest, places: Places) -> AbstractAsyncContextManager[Any]:
+        """The SDK's streaming response to a request; its attachments are put in places."""
 
     @abstractmethod
     def _assembly(self, on_delta: OnDelta) -> Assembly:
@@ -227,16 +229,20 @@ class SdkProvider(ABC):
     ) -> ModelReply:
         key = None if self._key is None else await self._current_key(self._key)
         self._note_secret(str(self._client.api_key) if key is None else key)
-        assembly = self._assembly(on_delta)
+        assembly, places = self._assembly(on_delta), Places()
         headers = {} if key is None else self._key_header(key)
         # Past the SDK, which logs the headers that a call is given.
-        with carrying(headers):
-            return await self._streamed(request, assembly, first)
+        response = self._response(request, places)
+        with carrying(headers), leaving(places, request.attachments):
+            return await self._streamed(response, assembly, first)
 
     async def _streamed(
-        self, request: ModelRequest, assembly: Assembly, first: trio.CancelScope
+        self,
+        responding: AbstractAsyncContextManager[Any],
+        assembly: Assembly,
+        first: trio.CancelScope,
     ) -> ModelReply:
-        async with self._response(request) as response:
+        async with responding as response:
             self._note_usage(response.http_response, None)
             body = response.http_response.aiter_bytes()
             decoder = SseDecoder()

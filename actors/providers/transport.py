@@ -27,6 +27,7 @@ from contextvars import ContextVar
 import httpx2
 import trio
 
+from .outgoing import outgoing
 from .port import ProviderStalledError, use_permit
 
 _FINISH_GRACE_S = 0.25
@@ -77,6 +78,7 @@ class PermitTransport(httpx2.AsyncBaseTransport):
 
         Raises:
             PermitError: No unused permit; nothing was sent.
+            AttachmentUnreadableError: Nothing whole was sent.
             ProviderStalledError: No byte for `byte_idle_s`.
             httpx2.HTTPError: Connecting or sending failed.
         """
@@ -84,7 +86,11 @@ class PermitTransport(httpx2.AsyncBaseTransport):
         use_permit()
         request.headers.update(_carried.get({}))
         with trio.move_on_after(self._byte_idle_s) as idle:
-            response = await carrier.handle_async_request(request)
+
+            def go_on() -> None:
+                idle.deadline = trio.current_time() + self._byte_idle_s
+
+            response = await carrier.handle_async_request(await outgoing(request, go_on))
         if idle.cancelled_caught:
             raise _stalled(self._byte_idle_s, "before its response began")
         assert isinstance(response.stream, httpx2.AsyncByteStream)

@@ -16,11 +16,15 @@ Whether a request begins a compile stands on its exchange, where it is known. Fr
 is not: there a compile begins behind a last reply and behind a call that failed, and
 `fresh` names the others (behind a hold that no call led to, a stop, a rewind, an edit).
 
+An attachment compares by the digest of its bytes, and its media type.
+
 Pure but for reading files; no task, any thread.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -239,6 +243,13 @@ def _as_wire(block: dict[str, Any]) -> dict[str, Any]:
         if block.get("redacted"):
             return {"type": "redacted_thinking", "data": block["thinking"]}
         block.pop("redacted", None)
+    if block["type"] in _ATTACHED:
+        kind = "text" if block["media_type"].startswith("text/") else "base64"
+        media_type = "text/plain" if kind == "text" else block["media_type"]
+        data = f"sha256:{block['digest']}"
+        return {"type": block["type"], "source": {"media_type": media_type, "data": data}}
+    if block["type"] == "tool_result":
+        return {**block, "content": [_as_wire(part) for part in block["content"]]}
     return block
 
 
@@ -250,11 +261,16 @@ _KEPT: Mapping[str, Sequence[str]] = {
     "tool_result": ("tool_use_id",),
 }
 """What makes up a block. Marks of caches move with the adapter, and citations are not kept."""
+_ATTACHED = ("image", "audio", "document")
 _TOOL_KINDS = ("tool_use", "tool_result")
 
 
 def _canonical(block: Mapping[str, Any]) -> str:
     kind = str(block.get("type"))
+    if kind in _ATTACHED:
+        source = block.get("source") or {}
+        kept_of = {"media_type": source.get("media_type"), "digest": _digest(source)}
+        return json.dumps({"type": kind, **kept_of}, sort_keys=True)
     if kind not in _KEPT:
         return json.dumps(block, sort_keys=True, ensure_ascii=False)
     kept: dict[str, Any] = {name: block.get(name) for name in _KEPT[kind]}
@@ -264,6 +280,15 @@ def _canonical(block: Mapping[str, Any]) -> str:
         kept["content"] = [json.loads(_canonical(part)) for part in parts]
         kept["is_error"] = bool(block.get("is_error"))
     return json.dumps({"type": kind, **kept}, sort_keys=True, ensure_ascii=False)
+
+
+def _digest(source: Mapping[str, Any]) -> str:
+    """Which bytes a source is of: a log of the simulator's has their digest in their place."""
+    data = str(source.get("data"))
+    if not data.startswith("sha256:"):
+        raw = data.encode() if source.get("type") == "text" else base64.b64decode(data)
+        return hashlib.sha256(raw).hexdigest()
+    return data[7:71]
 
 
 _NOBODY = Said("user", (_canonical({"type": "text", "text": NOBODY}),))

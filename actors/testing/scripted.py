@@ -13,10 +13,10 @@ Runs in the calling trio task.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Final, Protocol, Self
 
 import trio
 
@@ -24,6 +24,7 @@ from abeyance.storage.tables.blocks import Block, TextBlock, ThinkingBlock, Tool
 
 from ..core.clock import Clock, SystemClock
 from ..core.errors import AbeyanceError
+from ..domain.media import KINDS
 from ..providers.context_limit import checked_tokens
 from ..providers.credentials import fingerprint
 from ..providers.failures import refusal
@@ -42,6 +43,9 @@ from ..providers.port import (
 from ..providers.usage import read_usage
 from ..providers.windows import UsageReading, UsageWindow
 from .scripted_sessions import ScriptedSession, ScriptedSessions, scripted_session
+
+MEDIA_TYPES: Final = frozenset().union(*KINDS.values())
+"""Everything that can be attached."""
 
 
 class ScriptEndedError(AbeyanceError):
@@ -297,7 +301,9 @@ class ScriptedProvider:
         key: str | None = None,
         sessions: ScriptedSessions | None = None,
         context_tokens: Mapping[str, int] | None = None,
+        attachment_types: Set[str] = MEDIA_TYPES,
     ) -> None:
+        self.attachment_types = frozenset(attachment_types)
         self._context_tokens = checked_tokens(context_tokens)
         self._key = key
         self.sessions = ScriptedSessions() if sessions is None else sessions

@@ -17,15 +17,25 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+import msgspec
+
 from abeyance.storage.errors import StorageError
 from abeyance.storage.store import Row, Store
-from abeyance.storage.tables.blocks import TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
+from abeyance.storage.tables.blocks import (
+    AudioBlock,
+    DocumentBlock,
+    ImageBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
 
 from ..domain.call import Calls
 from ..domain.turn import TurnSeams
@@ -108,7 +118,8 @@ class Witness:
         stream = f"{agent} of {getattr(seams.store, 'directory', id(seams.store))}"
         exchange = Exchange(at + 1, stream, said_of(request), system=request.system)
         self.exchanges.append(exchange)
-        slot = self._look(seams.store, seams.slot_name, agent, exchange, "went out")
+        types: Container[str] = getattr(provider, "attachment_types", frozenset())
+        slot = self._look(seams.store, seams.slot_name, agent, exchange, types, "went out")
         if slot is None:
             # Nothing can be said of it: it is compared with no other.
             exchange = replace(exchange, stream=f"{stream}, call {at + 1}")
@@ -121,7 +132,7 @@ class Witness:
         try:
             returned = await provider.call(*how)
         finally:
-            self._look(seams.store, seams.slot_name, agent, exchange, "was over")
+            self._look(seams.store, seams.slot_name, agent, exchange, types, "was over")
         blocks = getattr(returned, "blocks", None)
         with suppress(Exception):  # No reply: what becomes of it is not the slot's affair.
             said = Said("assistant", canonical_blocks(blocks or ()))
@@ -146,10 +157,16 @@ class Witness:
         return turn is None or earlier != number or token - before >= int(turn.record.attempts)
 
     def _look(
-        self, store: Store, slot: str, agent: str, exchange: Exchange, when: str
+        self,
+        store: Store,
+        slot: str,
+        agent: str,
+        exchange: Exchange,
+        types: Container[str],
+        when: str,
     ) -> _Slot | None:
         try:
-            found = _read(store, slot, agent)
+            found = _read(store, slot, agent, types)
         except (StorageError, _UnreadableError):
             # Closed, or a row that a test spoiled: then nothing can be said.
             return None
@@ -219,7 +236,7 @@ class _UnreadableError(Exception):
     """A row that the checker needs is damaged."""
 
 
-def _read(store: Store, slot: str, agent: str) -> _Slot:
+def _read(store: Store, slot: str, agent: str, types: Container[str]) -> _Slot:
     lease = store.get("leases", (slot,))
     cuts = () if lease is None else lease.record.cuts
     view = _View(store, slot, agent)
@@ -251,6 +268,8 @@ def _read(store: Store, slot: str, agent: str) -> _Slot:
             role = "assistant"  # For another that shares the slot, in this one's words.
         elif row.role != "user" and _folded(row.author) not in voices:
             role, blocks = "user", _of_another(row.author, body.record.blocks)
+        shows = types if role == "user" else ()
+        blocks = [_as_shown(block, shows) for block in blocks]
         if blocks:
             said.append(Said(role, canonical_blocks(blocks)))
     waiting = tuple(int(key[-1]) for key, _ in _rows(store, "inbox", slot))
@@ -262,23 +281,40 @@ def _read(store: Store, slot: str, agent: str) -> _Slot:
     return _Slot(tuple(said), tuple(places), tuple(accepted), waiting, carried, view.last)
 
 
+def _as_shown(block: Any, types: Container[str]) -> Any:
+    """As a model is told of a block whose adapter shows it attachments of these media types."""
+    if isinstance(block, ToolResultBlock):
+        content = tuple(_as_shown(part, types) for part in block.content)
+        return msgspec.structs.replace(block, content=content)
+    if getattr(block, "media_type", None) is None or block.media_type in types:
+        return block
+    name = f" {block.name!r}," if block.name else ""
+    what = f"{block.media_type}, {block.size_bytes:,} bytes"
+    return TextBlock(text=f"[attached:{name} {what}; it is not shown here]")
+
+
 def _folded(name: str) -> str:
     return unicodedata.normalize("NFKC", name).strip().casefold()
 
 
 def _of_another(author: str, blocks: Any) -> list[Any]:
     """As an agent is told what another one that shares its slot said and did."""
-    told = []
+    told: list[Any] = []
     for block in blocks:
         match block:
             case TextBlock(text=text):
-                told.append(f"[{author}] {text}")
+                told.append(TextBlock(text=f"[{author}] {text}"))
             case ToolUseBlock(name=name, input=given):
-                told.append(f"[{author} called {name}] {json.dumps(given, ensure_ascii=False)}")
+                words = json.dumps(given, ensure_ascii=False)
+                told.append(TextBlock(text=f"[{author} called {name}] {words}"))
             case ToolResultBlock(content=parts, is_error=is_error):
                 how = "was told of an error" if is_error else "was told"
-                told.append(f"[{author} {how}] {' '.join(part.text for part in parts)}")
-    return [TextBlock(text=text) for text in told or [f"[{author}] said nothing"]]
+                texts = [part.text for part in parts if isinstance(part, TextBlock)]
+                told.append(TextBlock(text=f"[{author} {how}] {' '.join(texts)}"))
+                told += [part for part in parts if not isinstance(part, TextBlock)]
+            case ImageBlock() | AudioBlock() | DocumentBlock():
+                told.append(block)
+    return told or [TextBlock(text=f"[{author}] said nothing")]
 
 
 class _View:

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 from ..store import Record
 from .agents import Agent, Conversation, Ephemeral, Sharer
 from .approvals import Approval
+from .attachments import Attachment, AttachmentPiece, AttachmentUse
 from .contexts import Context
 from .edits import Edit, Revision
 from .kept import DeadLetter, Delivery, Quarantined, Reminder
@@ -43,6 +44,9 @@ TABLES: Final[dict[str, Table]] = {
         Table("ephemerals", (str,), (Ephemeral,)),
         Table("ids", (str, str), (MessageId,)),
         Table("bodies", (str, int), (Body,)),
+        Table("attachments", (str,), (Attachment,)),
+        Table("attachment_pieces", (str, int), (AttachmentPiece,)),
+        Table("attachment_uses", (str, str, str, int), (AttachmentUse,)),
         Table("inbox", (str, int), (Inboxed,)),
         Table("slots", (str, int), (Entry,)),
         Table("leases", (str,), (Lease,)),

@@ -73,8 +73,8 @@ def test_host_dies_at_each_crash_point_once(harnessed: Harnessed) -> None:
     # A reopening follows a commit that the disk refused, which nothing here does. What the demo
     # has none of dies in tests/domain: agents that end in test_kinds_killed, runs in
     # test_runs_killed, schedules in test_schedules_killed, bridges in test_outbox; compactions,
-    # quiesces, approvals, choices of a model, prompts, requests that are too long, what is old and
-    # a store that is compacted or backed up in tests of their own.
+    # quiesces, approvals, choices of a model, prompts, requests that are too long, what is old,
+    # attachments and a store that is compacted or backed up in tests of their own.
     elsewhere = (
         "conversation.",
         "disposal.",
@@ -90,6 +90,7 @@ def test_host_dies_at_each_crash_point_once(harnessed: Harnessed) -> None:
         "turn.after_prompt",
         "turn.after_too_long",
         "retention.",
+        "attach.",
         "backup.",
         "compact.",
     )

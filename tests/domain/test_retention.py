@@ -34,6 +34,7 @@ SHORT = Retention(
     tools_days=1,
     runs_days=1,
     ephemerals_days=1,
+    attachments_days=1,
 )
 LOOK = {"tools": [tool("look", lambda: "seen")]}
 

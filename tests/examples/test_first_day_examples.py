@@ -176,3 +176,14 @@ def test_system_prompt_is_a_function_of_the_turn_and_the_same_in_all_its_request
         "this turn failed: the function that gives the system prompt of agent 'ana' failed: it "
         "raised KeyError: 'sales'",
     ]
+
+
+def test_a_picture_is_shown_and_a_sound_told_of_in_words(tmp_path: Path) -> None:
+    assert play("attachments.py", str(tmp_path / "state")) == [
+        "dot.png image/png 69 bytes",
+        "stored once: True",
+        "too large: 1001 of 1000 bytes",
+        "refused: message[0].digest",
+        "ana: I see: image, text",
+        "ana: I see: document, text",
+    ]

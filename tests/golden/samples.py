@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -15,6 +16,8 @@ SAMPLES_MIN: Final = 3
 """Of a kind whose fields leave no choice: as little as may be, as much as may be, and between."""
 LONG: Final = 6_000
 """Longer than a page of the engine, so that its long values are read, too."""
+PATTERNED: Final = ("look_up", "0123456789abcdef" * 4, "image/png")
+"""One of these fits any text that is bound to a pattern."""
 WORDS: Final = ("ana", "Zoë \N{SNOWMAN} \N{GRINNING FACE}", 'a "b"\\\n\t\x00\x01', "x" * 40)
 
 
@@ -70,8 +73,9 @@ def _value(kind: inspect.Type, number: int, long: bool) -> Any:
             return {_value(key, number, False): _value(value, number, long)}
         case inspect.StrType():
             return _text(kind, number, long)
-        case inspect.BytesType(max_length=most):
-            raw = bytes(range(256)) * (LONG // 256) if long else bytes(range(number))
+        case inspect.BytesType(min_length=least, max_length=most):
+            short = bytes(range(max(number, least or 0)))
+            raw = bytes(range(256)) * (LONG // 256) if long else short
             return raw[:most]
         case inspect.IntType(ge=least, le=most):
             first, last = least or 0, 2**63 - 1 if most is None else most
@@ -91,7 +95,7 @@ def _value(kind: inspect.Type, number: int, long: bool) -> Any:
 def _text(kind: inspect.StrType, number: int, long: bool) -> str:
     most = LONG if kind.max_length is None else min(kind.max_length, LONG)
     if kind.pattern is not None:
-        return "look_up"
+        return next(each for each in PATTERNED if re.search(kind.pattern, each))
     if long:
         return ("Zoë" * LONG)[:most]
     return (WORDS[number % len(WORDS)])[:most]

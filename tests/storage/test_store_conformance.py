@@ -33,6 +33,7 @@ from abeyance.storage.store import (
 from abeyance.storage.tables import TABLES
 from abeyance.storage.tables.agents import Agent, Conversation, Ephemeral, Sharer
 from abeyance.storage.tables.approvals import Approval
+from abeyance.storage.tables.attachments import Attachment, AttachmentPiece, AttachmentUse
 from abeyance.storage.tables.blocks import (
     TextBlock,
     ThinkingBlock,
@@ -94,6 +95,11 @@ RECORDS = {
     "ephemerals": Ephemeral(started_ms=1),
     "owners": Owner(nonce="n", fence=3),
     "modes": Mode(state="quiesced", reason="upgrade", by="ops", at_ms=2, act="x"),
+    "attachments": Attachment(
+        state="whole", media_type="image/png", size_bytes=5, pieces=1, attached_ms=3
+    ),
+    "attachment_pieces": AttachmentPiece(data=b"\0\xffabc"),
+    "attachment_uses": AttachmentUse(at_ms=3),
     "ids": MessageId(entry=4, state="slot", seq=2, body_crc=2**32 - 1),
     "bodies": Body(
         blocks=(

@@ -161,6 +161,7 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     inbox_messages_max: _Count = DEFAULT_LIMITS.inbox_messages_max
     inbox_bytes_max: _Count = DEFAULT_LIMITS.inbox_bytes_max
     message_bytes_max: _Count = DEFAULT_LIMITS.message_bytes_max
+    attachment_bytes_max: _Count = DEFAULT_LIMITS.attachment_bytes_max
     turns_max: _Count | None = None
     tool_threads_max: _Count = DEFAULT_LIMITS.tool_threads_max
 

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from .attached import unread
 from .pieces import cut, spoken_words
 from .script import Answer, WireRequest
 
@@ -61,6 +62,9 @@ def refusal(body: dict[str, Any]) -> str | None:
             return f"messages.{index}: all messages must have non-empty content"
         if any(not text.strip() for text in _texts(content)):
             return "messages: text content blocks must contain non-whitespace text"
+        unfit = None if isinstance(content, str) else _unfit(content, message["role"])
+        if unfit is not None:
+            return f"messages.{index}.content.{unfit}"
     if messages[0]["role"] != "user":
         return 'messages: first message must use the "user" role'
     return _unpaired(list(_merged(messages)))
@@ -194,6 +198,34 @@ def _fold(block: dict[str, Any], delta: dict[str, Any], inputs: dict[int, str], 
             block["signature"] += delta["signature"]
         case "input_json_delta":
             inputs[index] = inputs.get(index, "") + delta["partial_json"]
+
+
+_IMAGES = ("image/jpeg", "image/png", "image/gif", "image/webp")
+
+
+def _unfit(content: list[Any], role: str) -> str | None:
+    """What is wrong with the attachments of a message, also of its results."""
+    for place, block in enumerate(content):
+        kind = _kind(block)
+        if kind == "tool_result" and isinstance(block.get("content"), list):
+            found = _unfit(block["content"], role)
+            if found is not None:
+                return f"{place}.tool_result.content.{found}"
+        if kind == "audio":
+            return f"{place}: Input tag 'audio' found using 'type' does not match any of the tags"
+        if kind not in ("image", "document"):
+            continue
+        if role != "user":
+            return f"{place}: {kind} blocks are only permitted in user messages"
+        source = block.get("source")
+        if unread(block):
+            return f"{place}.{kind}.source.base64: invalid base64 data"
+        types: tuple[str, ...] = _IMAGES if kind == "image" else ("application/pdf",)
+        if source.get("type") == "text":
+            types = ("text/plain",) if kind == "document" else ()
+        if source.get("media_type") not in types:
+            return f"{place}.{kind}.source.media_type: Input should be {', '.join(types)}"
+    return None
 
 
 def _texts(content: Any) -> list[str]:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from .attached import unread
 from .pieces import cut, spoken_words
 from .script import Answer, WireRequest
 
@@ -19,6 +20,9 @@ ERROR_TYPES = {
 }
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _STOPS = {"end_turn": "stop", "tool_use": "tool_calls", "max_tokens": "length"}
+
+
+_PARTS = ("image_url", "input_audio", "file")
 
 
 def parse(number: int, body: dict[str, Any]) -> WireRequest:
@@ -64,7 +68,13 @@ def refusal(body: dict[str, Any]) -> str | None:
                 f"responding to each 'tool_call_id': {', '.join(sorted(open_calls))}"
             )
         calls = message.get("tool_calls") or []
-        if not calls and not _text(message).strip():
+        parts = [part for part in message.get("content") or () if isinstance(part, dict)]
+        attached = [part for part in parts if part.get("type") != "text"]
+        if any(part.get("type") not in _PARTS or unread(part) for part in attached):
+            return f"Invalid content part: messages[{index}]"
+        if attached and message["role"] != "user":
+            return f"Only a user's message may have such parts: messages[{index}]"
+        if not calls and not attached and not _text(message).strip():
             return f"Invalid value for 'content': messages[{index}]"
         open_calls = {str(call["id"]) for call in calls}
     return f"no tool messages for: {', '.join(sorted(open_calls))}" if open_calls else None

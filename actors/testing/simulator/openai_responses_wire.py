@@ -6,12 +6,16 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from .attached import unread
 from .openai_chat_wire import error_body
 from .pieces import cut, spoken_words
 from .script import Answer, WireRequest
 
 PING: tuple[str, Any] | None = None
 _INCOMPLETE = {"max_tokens": "max_output_tokens", "refusal": "content_filter"}
+
+
+_PARTS = ("input_image", "input_file")
 
 
 def parse(number: int, body: dict[str, Any]) -> WireRequest:
@@ -40,8 +44,15 @@ def refusal(body: dict[str, Any]) -> str | None:
     for index, item in enumerate(items):
         if not isinstance(item, dict):
             return f"Invalid type for 'input[{index}]'"
+        field = "output" if item.get("type") == "function_call_output" else "content"
+        parts = [part for part in item.get(field) or () if isinstance(part, dict)]
+        attached = [part for part in parts if part.get("type") in _PARTS]
+        if any(unread(part) for part in attached):
+            return f"Invalid 'input[{index}].{field}': not valid base64"
+        if attached and item.get("role") == "assistant":
+            return f"Invalid 'input[{index}].content': an assistant has no such parts"
         match item.get("type", "message"):
-            case "message" if not _text(item).strip():
+            case "message" if not attached and not _text(item).strip():
                 return f"Invalid 'input[{index}].content': text is empty"
             case "function_call":
                 called.add(str(item.get("call_id")))

@@ -31,6 +31,7 @@ import h11
 import trio
 
 from ...core.clock import Clock, SystemClock
+from .attached import folded
 from .script import Answer, Player, Script
 from .wire_log import LogEntry, WireLog
 from .wires import WIRES, Event, Wire, sse
@@ -165,7 +166,7 @@ class ProviderSimulator:
             await connection.send_json(404, error)
             return
         assert self._wire_log is not None
-        body = request.json()
+        body = folded(request.json())
         entry = self._wire_log.received(request.path, request.headers, body)
         response = _Response(connection, self.holds, wire)
         try:
