@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from .accepting import accepts, admission, saturated
 from .asking import ask_from_host, ask_from_trio
+from .attaching import pictures
 from .boundary import boundaries
 from .compiling import batches, compiles
 from .crowd import crash_to_reply, crowd, lives, spawn
@@ -53,6 +54,7 @@ SUITES = (
     Suite("admission", ("admission", "admission-100000-waits"), admission),
     Suite("boundary", ("boundary", "boundary-inbox"), boundaries, 300.0),
     Suite("batches", ("stall-2101",), batches),
+    Suite("attachments", ("stall-attach", "stall-picture"), pictures),
     Suite("compile", ("compile",), compiles, 300.0),
     Suite("open", ("open",), opening, 300.0),
     Suite("open-waits", ("open-waits",), opening_waits, 300.0),
