@@ -194,7 +194,7 @@ async def test_an_entry_that_this_store_does_not_take_is_named_each_time_and_the
     world: World, virtual_time: MockClock
 ) -> None:
     bad: list[tuple[dict[str, Any], str]] = [
-        (entry("", id="1", content=[{"type": "image", "data": "x"}]), "content[0].type"),
+        (entry("", id="1", content=[{"type": "video", "data": "x"}]), "content[0].type"),
         (entry("", id="2", content=[{"type": "text", "text": 7}]), "content[0].text"),
         (entry("", id="3", content=[]), "content"),
         (entry(" ", id="4"), "content must hold text"),
