@@ -65,7 +65,7 @@ async def test_edit_by_the_command_line_is_done_by_the_host(
         ),
         *(({"undo": undo}, "undo") for undo in (0, -1, "1", None, 1.5)),
         ({"message": "id-a", "blocks": 1}, "blocks"),
-        ({"message": "id-a", "blocks": [{"type": "image"}]}, "blocks[0].type"),
+        ({"message": "id-a", "blocks": [{"type": "video"}]}, "blocks[0].type"),
         ({"message": "id-a", "blocks": [1]}, "blocks[0]"),
         ({"message": "id-a", "blocks": " "}, "blocks"),
         ({"agent": "*", "undo": 1}, "agent"),
@@ -102,7 +102,7 @@ async def test_malformed_edit_is_refused_at_the_socket(
         ("--message", "", "--text", "x"),
         ("--message", "x", "--blocks", "not json"),
         ("--message", "x", "--blocks", "{}"),
-        ("--message", "x", "--blocks", '[{"type": "image"}]'),
+        ("--message", "x", "--blocks", '[{"type": "video"}]'),
     ],
     ids=repr,
 )

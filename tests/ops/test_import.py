@@ -36,7 +36,7 @@ def queue(tmp_path: Path) -> Path:
         {"id": "b", "seq": 2, "participant": "bo", "content": said},
         {"id": "a", "seq": 1, "participant": "bo", "content": said, "target": "ana"},
         {"id": "\x1b[31m", "participant": 7, "content": said},
-        {"id": "i", "seq": 3, "participant": "bo", "content": [{"type": "image"}]},
+        {"id": "i", "seq": 3, "participant": "bo", "content": [{"type": "video"}]},
     ]
     document = {"format": "abeyance-deferred", "version": 1, "entries": entries}
     path.write_text(json.dumps(document))
@@ -73,7 +73,7 @@ async def test_a_host_imports_a_file_and_says_what_became_of_each_entry(
         assert "\x1b" not in out
         assert out.splitlines() == [
             "entries[2]  [31m by a number: dropped: participant must be text, not a number",
-            "entries[3] i by bo: refused: content[0].type Invalid value 'image'",
+            "entries[3] i by bo: refused: content[0].type Invalid value 'video'",
             "4 entries: 2 accepted, 1 dropped, 1 refused.",
         ]
         for fields, code in (
