@@ -3,8 +3,9 @@
 No actor: pure but for the awaited call. Its order is the host's policy; nothing here reorders it.
 
 Invariants:
-    I1  A model whose quota is exhausted is not called again in the same call, nor in a later one
-        before its window starts anew.
+    I1  A model whose quota is exhausted is not called again before its window starts anew, in the
+        same call or in a later one. One that starts anew while others are tried is tried again,
+        once, before the chain is called out.
     I2  Exhausted with no known end stays so until somebody reopens it; it adds nothing to when the
         chain can go on. So does a model that the provider does not have.
     I3  Errors that are not about capacity are the caller's: nothing falls back on them.
@@ -125,7 +126,8 @@ class FallbackChain:
         is kept. No timer and no task is left behind.
 
         Args:
-            function: Makes one call. It is awaited at most once a model.
+            function: Makes one call. It is awaited at most once a model, and once more for one
+                whose window starts anew while others are tried and found out.
             now_ms: The wall clock.
             reading: The newest usage reading of a model's account, and that account's fingerprint.
         Returns:
@@ -136,8 +138,9 @@ class FallbackChain:
                 not exist where no other was left.
         """
         failure: BaseException | None = None
-        for choice in self.choices:
-            if self._is_out(choice, now_ms()):
+        for place, choice in enumerate(self.choices * 2):
+            is_second = place >= len(self.choices)
+            if self._is_out(choice, now_ms()) or (is_second and self._none_exists):
                 continue
             try:
                 result = await function(choice)

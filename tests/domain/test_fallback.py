@@ -71,6 +71,47 @@ async def test_chain_calls_an_exhausted_model_once_and_the_next_at_once() -> Non
     assert models.called[3:] == ["gpt"]
 
 
+@pytest.mark.behaviour("S-019", "S-021")
+@pytest.mark.parametrize("second", [None, NOW + 100 * HOUR], ids=["unknown", "in 100 h"])
+async def test_model_whose_window_starts_anew_while_another_is_tried_is_tried_before_all_are_out(
+    second: int | None,
+) -> None:
+    chain = FallbackChain([OPUS, SONNET])
+    called: list[str] = []
+    now_ms = NOW
+
+    async def call(choice: ModelChoice) -> str:
+        nonlocal now_ms
+        called.append(choice.model)
+        if choice == SONNET:
+            now_ms += 60_000
+            raise wall(second)
+        if now_ms < NOW + 20_000:
+            raise wall(NOW + 20_000)
+        return choice.model
+
+    assert await chain.call(call, now_ms=lambda: now_ms) == "opus"
+    assert called == ["opus", "sonnet", "opus"]
+
+
+async def test_model_that_is_out_again_when_its_window_had_started_anew_is_not_tried_thrice() -> (
+    None
+):
+    chain = FallbackChain([OPUS, SONNET])
+    called: list[str] = []
+    now_ms = NOW
+
+    async def call(choice: ModelChoice) -> str:
+        nonlocal now_ms
+        called.append(choice.model)
+        now_ms += 60_000
+        raise wall(now_ms + 1_000)
+
+    with pytest.raises(CapacityExhaustedError):
+        await chain.call(call, now_ms=lambda: now_ms)
+    assert called == ["opus", "sonnet", "opus", "sonnet"]
+
+
 @pytest.mark.behaviour("S-019")
 async def test_chain_tries_a_model_again_once_its_window_has_started_anew() -> None:
     chain = FallbackChain([OPUS, SONNET])
