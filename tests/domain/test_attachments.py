@@ -27,6 +27,7 @@ from abeyance.actors.domain.errors import (
     InvalidMessageError,
     InvalidSpecError,
     MessageTooLargeError,
+    RuntimeClosedError,
     UnknownAttachmentError,
 )
 from abeyance.actors.domain.retention import DAY_MS
@@ -278,6 +279,15 @@ def test_a_threaded_host_attaches(tmp_path: Path) -> None:
         ana.send([block])
         ana.wait_idle()
     assert provider.requests[0].messages[0].blocks == (block,)
+
+
+async def test_a_runtime_that_has_ended_attaches_nothing(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open() as runtime:
+        await runtime.attach(SMALL)
+    with pytest.raises(RuntimeClosedError):
+        await runtime.attach(SMALL)
 
 
 # -- naming --------------------------------------------------------------------------------------

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 import trio
 
 from abeyance.actors import AgentSpec, TextBlock, Tool, open_runtime
 from abeyance.actors.providers import AnthropicProvider, OpenAIProvider
-from abeyance.actors.providers.attachments import AttachmentUnreadableError, in_words
-from abeyance.actors.providers.outgoing import unreadable
+from abeyance.actors.providers.attachments import (
+    AttachmentUnreadableError,
+    Places,
+    in_words,
+)
+from abeyance.actors.providers.outgoing import leaving, outgoing, unreadable
 from abeyance.actors.providers.port import ModelRequest, Permit, ProviderMessage, permitted
 from abeyance.actors.testing import Answer, ProviderSimulator, SimulatedTool, WireRequest
 from abeyance.storage.tables.blocks import (
@@ -198,6 +204,28 @@ async def test_an_attachment_that_cannot_be_read_ends_the_call_and_nothing_whole
         assert refused.value.model == "m"
         assert permit.used
         assert simulator.log == []
+
+
+async def test_each_piece_that_is_taken_feeds_the_deadline_of_bytes() -> None:
+    places, fed = Places(), list[int]()
+    body = f'{{"data": "{places.base64(IMAGE)}"}}'.encode()
+    request = httpx2.Request("POST", "http://127.0.0.1", content=body)
+    with leaving(places, Held(SMALL)):
+        leaves = await outgoing(request, lambda: fed.append(1))
+    assert isinstance(leaves.stream, httpx2.AsyncByteStream)
+    said = b"".join([part async for part in leaves.stream])
+    assert json.loads(said) == {"data": base64.b64encode(SMALL).decode()}
+    assert len(said) == int(leaves.headers["content-length"])
+    assert len(fed) == -(-len(SMALL) // 3)
+
+
+@pytest.mark.parametrize("body", ["{}", '"MARK" "MARK"'])
+async def test_a_request_whose_marks_are_not_where_they_were_put_is_not_sent(body: str) -> None:
+    places = Places()
+    content = body.replace("MARK", places.base64(IMAGE)).encode()
+    request = httpx2.Request("POST", "http://127.0.0.1", content=content)
+    with leaving(places, Held(SMALL)), pytest.raises(ValueError, match="where they were put"):
+        await outgoing(request, lambda: None)
 
 
 @EACH_WIRE
