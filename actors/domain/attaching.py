@@ -19,6 +19,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import os
+import stat
 from pathlib import Path
 from typing import IO, Any, Final, TypeAlias
 from weakref import WeakValueDictionary
@@ -243,16 +244,16 @@ class _Source:
             path = Path(source)
             # A pipe without a writer would be waited for, for ever.
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-            self._file = os.fdopen(descriptor, "rb", buffering=0)
-            if not path.is_file():
-                self.close()
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                os.close(descriptor)
                 raise InvalidInputError("source", "must be a file, not a directory or a device")
-            size = os.fstat(descriptor).st_size
+            self._file = os.fdopen(descriptor, "rb", buffering=0)
         except (OSError, ValueError) as error:
             raise _unread(error) from None
         if path.name.isprintable() and 1 <= len(path.name) <= NAME_CHARS_MAX:
             self.name = path.name
-        return size
+        return found.st_size
 
     def _check_size(self, bytes_max: int) -> None:
         if self.size > bytes_max:

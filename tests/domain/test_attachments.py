@@ -228,10 +228,16 @@ async def test_a_source_that_cannot_be_read_is_refused_by_its_name(
 ) -> None:
     os.mkfifo(tmp_path / "pipe")
     async with world.open() as runtime:
+        await runtime.attach(SMALL)
+        descriptors = len(os.listdir("/proc/self/fd"))
         for source in (tmp_path / "nothing", tmp_path, tmp_path / "pipe", "a\0b"):
             with pytest.raises(InvalidInputError) as refused:
                 await runtime.attach(source)
             assert refused.value.field == "source"
+        for source in (tmp_path, tmp_path / "pipe"):
+            with pytest.raises(InvalidInputError, match="must be a file"):
+                await runtime.attach(source)
+        assert len(os.listdir("/proc/self/fd")) == descriptors
         for name in ("", "a\nb", "x" * 201, 7):
             with pytest.raises(InvalidInputError) as refused:
                 await runtime.attach(SMALL, name=name)  # type: ignore[arg-type]
@@ -328,7 +334,7 @@ async def test_a_block_is_taken_only_as_its_bytes_are_stored(
         before = runtime._store.revision()
         with pytest.raises(error) as refused:
             await ana.send([named(**changes)])
-        assert refused.value.field == field
+        assert (type(refused.value), refused.value.field) == (error, field)
         with pytest.raises(error) as many:
             await ana.send_many([Draft("fine"), Draft([named(**changes)])])
         assert many.value.field == f"drafts[1].{field}"
@@ -344,6 +350,7 @@ async def test_an_unknown_attachment_is_refused_at_every_door(
         ana = await world.add([reply("x")])
         await ana.send("go")
         await ana.wait_idle()
+        last = await ana.send("a", wake=False)
         before = runtime._store.revision()
         with pytest.raises(UnknownAttachmentError):
             await ana.hand_over([unknown])
@@ -357,6 +364,8 @@ async def test_an_unknown_attachment_is_refused_at_every_door(
         with pytest.raises(UnknownAttachmentError):
             await ana.edit(1, [unknown], requester="ops")
         assert runtime._store.revision() == before
+        # Nor was anything of a batch planned.
+        assert (await ana.send("b", wake=False)).seq == last.seq + 1
         source = io.StringIO(
             '{"format": "abeyance-deferred", "version": 1, "entries": [{"id": "a", '
             f'"participant": "bo", "content": [{str(unknown).replace(chr(39), chr(34))}]}}]}}'
@@ -470,7 +479,9 @@ async def test_what_nothing_names_is_deleted_after_its_days_and_what_something_n
         deleted = await runtime.prune()
         assert deleted == {"attachments": 2, "attachment_pieces": 4, "attachment_uses": 1}
         assert [key for key, _ in runtime._store.scan("attachments")] == [(kept.digest,)]
+        before = runtime._store.revision()
         assert await runtime.prune() == {}
+        assert runtime._store.revision() == before
         for gone in (unsent, taken_back):
             with pytest.raises(UnknownAttachmentError):
                 await ana.send([gone])

@@ -16,9 +16,11 @@ import trio
 from abeyance.actors import AgentSpec, TextBlock, Tool, open_runtime
 from abeyance.actors.providers import AnthropicProvider, OpenAIProvider
 from abeyance.actors.providers.attachments import (
+    IMAGES,
     AttachmentUnreadableError,
     Places,
     in_words,
+    shown,
 )
 from abeyance.actors.providers.outgoing import leaving, outgoing, unreadable
 from abeyance.actors.providers.port import ModelRequest, Permit, ProviderMessage, permitted
@@ -159,6 +161,13 @@ async def test_what_is_attached_to_a_result_goes_with_it(wire: str) -> None:
         assert (result["role"], result["content"]) == ("tool", "here")
         (part,) = beside["content"]
         assert (beside["role"], part["image_url"]["url"]) == ("user", IMAGE_URL + digest(IMAGE))
+
+
+def test_what_is_attached_to_a_result_is_in_words_where_it_is_not_shown() -> None:
+    (message,) = shown([user(ToolResultBlock(tool_use_id="t", content=(IMAGE, SOUND)))], frozenset(IMAGES))
+    (result,) = message.blocks
+    assert isinstance(result, ToolResultBlock)
+    assert result.content == (IMAGE, TextBlock(text=in_words(SOUND)))
 
 
 @pytest.mark.parametrize("wire", ["anthropic", "responses"])
