@@ -90,7 +90,7 @@ if TYPE_CHECKING:
     from .opening import open_runtime
     from .ops.http.options import HttpApi
     from .outbox_reading import Outbox, OutboxReply
-    from .outboxes import OutboxStatus
+    from .outbox_status import OutboxBehind, OutboxStatus
     from .run_looking import RunHandle
     from .run_status import RunReceipt, RunStatus, RunStep, RunStepped
     from .runtime import Runtime
@@ -142,6 +142,7 @@ __all__ = [
     "ModelReceipt",
     "NeedsApproval",
     "Outbox",
+    "OutboxBehind",
     "OutboxReply",
     "OutboxStatus",
     "Pacing",
@@ -312,7 +313,7 @@ _HOMES: Final = {
     ".hosted_runs": ("HostedRun",),
     ".opening": ("open_runtime",),
     ".outbox_reading": ("Outbox", "OutboxReply"),
-    ".outboxes": ("OutboxStatus",),
+    ".outbox_status": ("OutboxBehind", "OutboxStatus"),
     ".run_status": (
         "RunReceipt",
         "RunStatus",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from .domain.errors import RuntimeClosedError
 from .hosted_calls import HostedCalls
 from .outbox_reading import Begin, Outbox, OutboxReply
-from .outboxes import OutboxStatus
+from .outbox_status import OutboxStatus
 
 if TYPE_CHECKING:
     from .runtime import Runtime

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 from .domain.ingress import check_name
 from .domain.requesters import Door
 from .outbox_reading import Begin, Outbox, check_outbox
-from .outboxes import OutboxStatus
+from .outbox_status import OutboxStatus
 
 if TYPE_CHECKING:
     from .runtime import Runtime

@@ -12,45 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import trio
 
-from abeyance.storage.errors import OwnedElsewhereError, UnreadableRecordError
+from abeyance.storage.errors import OwnedElsewhereError
 from abeyance.storage.store import Committed, Delete, Guard, NotStored, Refused, Request
-from abeyance.storage.tables.outboxes import Outbox as OutboxRecord
 
 from .domain.errors import OutboxBusyError, UnknownOutboxError, not_stored
-from .domain.outbox_rows import LAG_MAX, read_lines, read_page, read_place, requests_of
+from .domain.outbox_rows import read_behind, requests_of
+from .outbox_status import OutboxStatus, begun, owner_pid, status_of
 
 if TYPE_CHECKING:
     from .runtime import Runtime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutboxStatus:
-    """How far an outbox is. Instants are epoch milliseconds.
-
-    Attributes:
-        name: Its name.
-        agent: Whose replies it has; None: those of all agents.
-        begun_ms: When it was begun.
-        is_read: Whether somebody in this process reads it now.
-        pid: Of the live process that has it; None: nobody has.
-        lag: How many replies were not acknowledged, counted up to 1,000.
-        oldest_ms: When the oldest of them was stored.
-        unreadable: Agents that it cannot go on with, because a row of theirs cannot be read.
-    """
-
-    name: str
-    agent: str | None
-    begun_ms: int
-    is_read: bool
-    pid: int | None
-    lag: int
-    oldest_ms: int | None
-    unreadable: tuple[str, ...]
 
 
 class Outboxes:
@@ -141,46 +115,19 @@ class Outboxes:
 
     async def listing(self) -> tuple[OutboxStatus, ...]:
         found = []
-        for key, row in self._runtime._store.scan("outboxes"):
-            if isinstance(row, Exception):
-                continue  # Opening it tells of it, by name.
-            found.append(await self._status(str(key[0]), row.record))
+        for name, record in begun(self._runtime._store):
+            behind = []
+            for each in read_behind(self._runtime._store, name, record.agent):
+                if each is None:
+                    await trio.lowlevel.checkpoint()
+                else:
+                    behind.append(each)
+            found.append(status_of(name, record, behind, self._pid(name), name in self._read))
         return tuple(found)
 
-    async def _status(self, name: str, record: OutboxRecord) -> OutboxStatus:
-        store, lag = self._runtime._store, 0
-        oldest: list[int] = []
-        unreadable = []
-        for line in read_lines(store, record.agent):
-            await trio.lowlevel.checkpoint()
-            try:
-                place, is_last = read_place(store, name, line), lag >= LAG_MAX
-                while not is_last:
-                    page = read_page(store, line, place)
-                    place, is_last = page.place, page.is_last or lag >= LAG_MAX
-                    lag = min(LAG_MAX, lag + len(page.said))
-                    oldest += [said.entry.at_ms for said in page.said[:1]]
-                    await trio.lowlevel.checkpoint()
-            except UnreadableRecordError:
-                unreadable.append(line.agent)
-        return OutboxStatus(
-            name=name,
-            agent=record.agent,
-            begun_ms=record.begun_ms,
-            is_read=name in self._read,
-            pid=self._pid(name),
-            lag=lag,
-            oldest_ms=min(oldest, default=None),
-            unreadable=tuple(unreadable),
-        )
-
     def _pid(self, name: str) -> int | None:
-        store = self._runtime._store
-        owner = store.get("owners", ("outbox", name))
-        if owner is None or not self._runtime._ownership.is_alive(owner.record.nonce):
-            return None
-        process = store.get("processes", (owner.record.nonce,))
-        return None if process is None else int(process.record.pid)
+        runtime = self._runtime
+        return owner_pid(runtime._store, name, runtime._ownership.is_alive)
 
     async def remove(self, name: str) -> None:
         store = self._runtime._store

@@ -48,6 +48,19 @@ class Said(NamedTuple):
         return "\n".join(block.text for block in self.blocks if isinstance(block, TextBlock))
 
 
+class Behind(NamedTuple):
+    """An agent with replies that an outbox's bridge has not acknowledged, or cannot be given."""
+
+    agent: str
+    slot: str
+    seq: int | None
+    """The place up to which they were acknowledged; None: a row cannot be read."""
+    lag: int
+    """How many were not, of those that were counted."""
+    oldest_ms: int | None
+    """When the oldest of them was stored."""
+
+
 class Page(NamedTuple):
     """A part of a slot, as an outbox reads it."""
 
@@ -136,6 +149,35 @@ def read_place(store: Store, name: str, line: Line) -> int:
     row = store.get("cursors", cursor_key(name, line))
     place: int = 0 if row is None else row.record.seq
     return place
+
+
+def read_behind(store: Store, name: str, agent: str | None) -> Iterator[Behind | None]:
+    """Yield who of an outbox has replies left to acknowledge, counted up to `LAG_MAX` of them all;
+    None where the loop may get a turn.
+
+    Args:
+        agent: Whose replies it has; None: those of all.
+    """
+    left = LAG_MAX
+    for line in read_lines(store, agent):
+        yield None
+        lag, oldest_ms = 0, None
+        try:
+            seq = place = read_place(store, name, line)
+            is_last = left == 0
+            while not is_last:
+                page = read_page(store, line, place, replies=min(left - lag, PAGE_ROWS))
+                place, lag = page.place, lag + len(page.said)
+                if oldest_ms is None and page.said:
+                    oldest_ms = page.said[0].entry.at_ms
+                is_last = page.is_last or lag == left
+                yield None
+        except UnreadableRecordError:
+            yield Behind(line.agent, line.slot, None, lag, oldest_ms)
+        else:
+            if lag:
+                yield Behind(line.agent, line.slot, seq, lag, oldest_ms)
+        left -= lag
 
 
 def cursors_at_end(store: Store, name: str, lines: Iterator[Line], at_ms: int) -> list[Put]:

@@ -16,6 +16,7 @@ from abeyance.actors.domain.requesters import Door
 from abeyance.actors.domain.spent_reading import By
 
 from .approval_reports import ApprovalsReport, DecisionReport, report_approvals
+from .outbox_reports import OutboxesReport, report_outboxes
 from .protocol import ERROR_CHARS_MAX, clean_requester
 from .reports import (
     AdmissionReport,
@@ -62,6 +63,7 @@ from .requests import (
     EditsRequest,
     ImportRequest,
     InboxRequest,
+    OutboxRequest,
     QuarantineRequest,
     QuiesceRequest,
     ReleaseRequest,
@@ -163,6 +165,9 @@ class Controlled(Protocol):
 
     async def usage(self, agent: str | None, since: int | None, *, by: By, zone: str) -> Any:
         """What `UsageReport` mirrors."""
+
+    async def outboxes(self) -> Sequence[Any]:
+        """Outboxes that `OutboxReport` mirrors."""
 
     def runs(
         self, *, state: str | None, workflow: str | None, limit: int, after: str | None
@@ -483,6 +488,10 @@ async def _usage(runtime: Controlled, request: UsageRequest) -> UsageReport:
     return report_usage(await runtime.usage(agent, since, by=by, zone=request.zone))
 
 
+async def _outboxes(runtime: Controlled, _request: OutboxRequest) -> OutboxesReport:
+    return report_outboxes(await runtime.outboxes())
+
+
 _Report: TypeAlias = Callable[[Controlled, Any], Awaitable[msgspec.Struct]]
 _REPORTS: Final[dict[type[msgspec.Struct], _Report]] = {
     StatusRequest: _status,
@@ -495,6 +504,7 @@ _REPORTS: Final[dict[type[msgspec.Struct], _Report]] = {
     AlertsRequest: _alerts,
     InboxRequest: _inbox,
     UsageRequest: _usage,
+    OutboxRequest: _outboxes,
     RunsRequest: _runs,
     SchedulesRequest: _schedules,
     RunRequest: _run,

@@ -26,6 +26,7 @@ from .connection import (
     RefusedByHostError,
     this_requester,
 )
+from .outbox_client import OutboxAsks
 from .reports import (
     AlertReport,
     CancelTurnReport,
@@ -51,7 +52,7 @@ from .run_client import RunAsks
 from .usage_client import UsageAsks
 
 
-class ControlClient(RunAsks, ApprovalAsks, UsageAsks):
+class ControlClient(RunAsks, ApprovalAsks, UsageAsks, OutboxAsks):
     """A connection to each live host of a state directory.
 
     Args:

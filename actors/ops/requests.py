@@ -193,6 +193,10 @@ class UsageRequest(_Request, frozen=True, tag="usage"):
     zone: str = "UTC"
 
 
+class OutboxRequest(_Request, frozen=True, tag="outbox"):
+    """The outboxes that bridges read, and how far behind each is."""
+
+
 class RunsRequest(_Request, frozen=True, tag="runs"):
     """Runs: those in one state (`open`: that have not ended), or all where `state` is omitted."""
 
@@ -285,6 +289,7 @@ Request: TypeAlias = (
     | QuiesceRequest
     | ImportRequest
     | UsageRequest
+    | OutboxRequest
     | RunsRequest
     | SchedulesRequest
     | ScheduleActRequest

@@ -72,6 +72,7 @@ from .reports import (
 from .requests import EVERY_MODEL
 from .run_reports import RunActReport
 from .stopped_approvals import StoppedApprovals
+from .stopped_outboxes import StoppedOutboxes
 from .stopped_runs import StoppedRuns
 from .stopped_schedules import StoppedSchedules
 from .usage_reports import UsageReport, report_usage
@@ -90,7 +91,7 @@ class _WallClock:
         return time.time_ns() // 1_000_000
 
 
-class StoppedStore(StoppedRuns, StoppedSchedules, StoppedApprovals):
+class StoppedStore(StoppedRuns, StoppedSchedules, StoppedApprovals, StoppedOutboxes):
     """The store of a state directory, opened by this process.
 
     Args:

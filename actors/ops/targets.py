@@ -21,6 +21,7 @@ from abeyance.storage.errors import StorageError
 from .approval_reports import ApprovalReport, DecisionReport
 from .client import ControlClient
 from .connection import HostSilentError, NoHostError
+from .outbox_reports import OutboxesReport
 from .reports import (
     AlertReport,
     CancelTurnReport,
@@ -84,6 +85,7 @@ class Target(Protocol):
     def usage(
         self, agent: str | None, since: int | None, *, by: By = "model", zone: str = "UTC"
     ) -> UsageReport: ...
+    def outboxes(self) -> OutboxesReport: ...
     def runs(
         self, *, state: str | None, workflow: str | None, after: str | None, limit: int
     ) -> RunsReport: ...

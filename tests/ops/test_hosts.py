@@ -203,7 +203,16 @@ def test_listings_of_a_lone_host_that_is_stopped_are_read_from_its_store(
     assert (code, [wait["agent"] for wait in found["waits"]]) == (1, ["bo"])
     assert f"`kill -CONT {stopped}`" in said
     assert "what the store holds is shown" in said
-    for listing in ("inbox", "alerts", "dead-letters", "runs", "schedules", "approve", "usage"):
+    for listing in (
+        "inbox",
+        "alerts",
+        "dead-letters",
+        "runs",
+        "schedules",
+        "approve",
+        "usage",
+        "outbox",
+    ):
         code, _, said = run(listing, str(state))
         assert code == 1
         assert said.count("did not answer") == 1

@@ -164,7 +164,9 @@ async def test_what_is_attached_to_a_result_goes_with_it(wire: str) -> None:
 
 
 def test_what_is_attached_to_a_result_is_in_words_where_it_is_not_shown() -> None:
-    (message,) = shown([user(ToolResultBlock(tool_use_id="t", content=(IMAGE, SOUND)))], frozenset(IMAGES))
+    (message,) = shown(
+        [user(ToolResultBlock(tool_use_id="t", content=(IMAGE, SOUND)))], frozenset(IMAGES)
+    )
     (result,) = message.blocks
     assert isinstance(result, ToolResultBlock)
     assert result.content == (IMAGE, TextBlock(text=in_words(SOUND)))
