@@ -1,7 +1,8 @@
 """What a chat or a page shows in place of a working indicator where something waits.
 
-One shape for an agent's held turn and for a run, so that a host renders both alike: a line for
-people, the instant where one was stated, and which verbs end the wait.
+One shape for an agent's held turn, for what the store refuses of it, and for a run, so that a host
+renders them alike: a line for people, the instant where one was stated, and which verbs end the
+wait.
 
 Pure.
 """
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from datetime import tzinfo
 from typing import Final
 
-from .domain.events import HoldBegan
+from .domain.events import HoldBegan, RecordingRefused
 from .run_status import RunStatus, local_minute
 
 _RUN_ACTIONS: Final = {
@@ -58,8 +59,9 @@ class WaitCard:
         return f"{self.title} \u00b7 {verb} after {local_minute(self.resume_after_ms, zone)}"
 
 
-def wait_card(of: HoldBegan | RunStatus) -> WaitCard | None:
-    """The card of a hold that began, or of a run; None for a run that waits for nobody.
+def wait_card(of: HoldBegan | RecordingRefused | RunStatus) -> WaitCard | None:
+    """The card of a hold that began, of what the store refuses, or of a run; None for a run that
+    waits for nobody.
 
     Not a checkpoint.
     """
@@ -72,6 +74,15 @@ def wait_card(of: HoldBegan | RunStatus) -> WaitCard | None:
             resume_after_ms=of.deadline_ms,
             reason=of.reason,
             actions=_ACTIONS.get(of.cause, ("release_provider_wait",)),
+        )
+    if isinstance(of, RecordingRefused):
+        return WaitCard(
+            agent=of.agent,
+            run=None,
+            title=f"Waiting for the store: {of.what} cannot be recorded",
+            resume_after_ms=None,
+            reason=of.reason,
+            actions=(),
         )
     actions = _RUN_ACTIONS.get(of.state)
     if actions is None:

@@ -47,6 +47,7 @@ from .domain.gate import Gate
 from .domain.ingress import Content
 from .domain.limits import EPHEMERAL_SLEEP_MAX_MS, RECHECK_MS
 from .domain.mode import Quiesced
+from .domain.persistence import Recording
 from .domain.protocol import Peek
 from .domain.slot_messages import NothingToDo, StartTurn, TurnStart
 from .domain.slot_rows import read_rows
@@ -145,6 +146,7 @@ class EphemeralRun:
             store=runtime._store,
             runner=runtime._runner,
             clock=runtime.clock,
+            recording=Recording(runtime.clock.now_ms),
             usage=runtime._groups.usage_of(settings),
             spending=runtime._spending.of(self.name),
             alerts=runtime._groups._desk,

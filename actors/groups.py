@@ -42,8 +42,10 @@ from .domain.errors import (
     InvalidSpecError,
     not_stored,
 )
+from .domain.events import RecordingRefused, RecordingResumed
 from .domain.gate import Gate
 from .domain.mode import HostMode
+from .domain.persistence import Recording, Unrecorded
 from .domain.slot import Slot
 from .domain.slot_messages import AgentKind
 from .domain.slot_rows import check_agent_rows
@@ -306,7 +308,9 @@ class Groups:
         home: SlotHome,
         parking: Parking,
     ) -> Member:
-        name, slot, agent_view = settings.name, home.group.refs["slot"], AgentView()
+        name, slot, recording = settings.name, home.group.refs["slot"], self._recording(settings)
+        agent_view = AgentView(recording)
+        self._runner.show(name, recording)
         account, usage = self._account(settings), self.usage_of(settings)
         choice = ChosenModel(settings, account, usage)
         stream, spender = Stream(), self._spending.of(name)
@@ -324,6 +328,7 @@ class Groups:
                 store=self._store,
                 runner=self._runner,
                 clock=self._clock,
+                recording=recording,
                 alerts=self._desk,
                 context=post,
                 stream=stream,
@@ -387,6 +392,17 @@ class Groups:
             usage=usage,
             room=room,
         )
+
+    def _recording(self, settings: TurnSettings) -> Recording:
+        name, system = settings.name, self._system
+
+        def told(refused: Unrecorded | None) -> None:
+            if refused is None:
+                system.emit(RecordingResumed, agent=name)
+            else:
+                system.emit(RecordingRefused, agent=name, **refused._asdict())
+
+        return Recording(self._clock.now_ms, told)
 
     async def _start_keeper(
         self,

@@ -202,4 +202,5 @@ def _health(runtime: Runtime, member: Member) -> AgentHealth:
         can_call=status.held is None and not binding & {status.model, EVERY_MODEL},
         held=status.held,
         admission=status.admission,
+        unrecorded=status.unrecorded,
     )

@@ -24,7 +24,7 @@ from .domain.streaming import Stream
 from .domain.turn import TurnSettings
 from .domain.usage_book import AccountUsage
 from .domain.wait_book import WaitBook
-from .status import Admission, AgentStatus, HeldStatus, LimitStatus
+from .status import Admission, AgentStatus, HeldStatus, LimitStatus, UnrecordedStatus
 
 
 class Parking:
@@ -173,6 +173,9 @@ class Member:
         state: Any = "idle" if view.activity == "resting" else view.activity
         if state != "held":
             held = None
+        refused = view.recording.refused
+        if refused is not None and state in ("idle", "starting", "running"):
+            state = "unrecorded"
         return AgentStatus(
             name=name,
             state="parked" if self.is_parked else state,
@@ -191,6 +194,7 @@ class Member:
                 calls=self.calls_out,
             ),
             limits=self._limits(inbox_bytes),
+            unrecorded=None if refused is None else UnrecordedStatus(*refused),
         )
 
     def check_accepts(self) -> None:

@@ -22,6 +22,22 @@ class HeldStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class UnrecordedStatus:
+    """What the store refuses of an agent for now. It is asked for again until it is stored, and
+    nothing goes on behind it.
+
+    Attributes:
+        what: What cannot be recorded, in words: the hold of its turn, a reply.
+        reason: Why the store refused it the last time.
+        since_ms: When it did the first time.
+    """
+
+    what: str
+    reason: str
+    since_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Admission:
     """How an agent stands with its providers.
 
@@ -62,10 +78,20 @@ class LimitStatus:
 
 @dataclass(frozen=True, slots=True)
 class AgentStatus:
-    """One agent as it stands now."""
+    """One agent as it stands now. It is `unrecorded` where it waits for nothing but the store."""
 
     name: str
-    state: Literal["idle", "starting", "running", "held", "quiesced", "stopping", "lost", "parked"]
+    state: Literal[
+        "idle",
+        "starting",
+        "running",
+        "unrecorded",
+        "held",
+        "quiesced",
+        "stopping",
+        "lost",
+        "parked",
+    ]
     model: str
     turn: int | None
     round: int
@@ -75,6 +101,7 @@ class AgentStatus:
     wakes: int
     admission: Admission
     limits: LimitStatus
+    unrecorded: UnrecordedStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +114,7 @@ class AgentHealth:
         can_call: Whether a call to that model would be admitted now, as far as waits go.
         held: What its turn is held by, or None.
         admission: How it stands with its providers.
+        unrecorded: What the store refuses of it for now, or None.
     """
 
     state: str
@@ -94,6 +122,7 @@ class AgentHealth:
     can_call: bool
     held: HeldStatus | None
     admission: Admission
+    unrecorded: UnrecordedStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)

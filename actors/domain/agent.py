@@ -81,6 +81,10 @@ START_AGAIN_S: Final = 0.1
 STOPPED_MARKER: Final = "this turn was ended by a stop; its wakes go on at the next start"
 
 
+_START: Final = "the start of a turn"
+"""What the store may refuse of an agent that no turn's task asks for."""
+
+
 class _StartAgain(NamedTuple):
     """To itself: ask the slot for a turn again; the last ask could not be stored."""
 
@@ -109,6 +113,7 @@ class Agent(TrioActor):
         self._mode = mode
         self._view = view
         view.activity, view.turn, view.held = "starting", None, None
+        view.recording.settle(_START)
         self._settings = settings
         self._seams = seams
         self._ledger = ledger
@@ -265,6 +270,7 @@ class Agent(TrioActor):
     def _start(self, *, to_end: bool = False) -> None:
         if self.kept.stopping or (self._is_quiesced() and not to_end):
             # Whoever stops this agent may have asked while the slot was asked.
+            self._view.recording.settle(_START)
             if self._view.held is None:
                 self._view.activity = "resting"
             self._rest()
@@ -293,8 +299,11 @@ class Agent(TrioActor):
             return
         if may_land_later(answer.error):
             # Nothing is wrong with the turn: the disk is full, or the store briefly out of reach.
+            assert answer.error is not None
+            self._view.recording.refuse(_START, _START, answer.error)
             self.after(PAUSE_MAX_S, _StartAgain())
             return
+        self._view.recording.settle(_START)
         start: TurnStart | NothingToDo | Quiesced = answer.unwrap()
         if isinstance(start, Quiesced):
             self._refused_start()
@@ -396,6 +405,7 @@ class Agent(TrioActor):
         if not isinstance(error, OwnershipLostError):
             return False
         self._lost = error
+        self._view.recording.settle(_START)
         self._view.activity, self._view.turn, self._turn_scope = "lost", None, None
         for reply in self._idlers:
             reply.set_exception(error)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, TypeAlias
 
+from .persistence import Recording
 from .turn import TurnTask
 from .verdict import Streak
 from .wait_book import Deferral
@@ -29,9 +30,14 @@ class FinishTurns(NamedTuple):
 
 
 class AgentView:
-    """What the agent is doing, for whoever looks; written by the agent actor only."""
+    """What the agent is doing, for whoever looks; written by the agent actor only.
 
-    def __init__(self) -> None:
+    Args:
+        recording: What of it the store refuses for now; written by whoever asks for a commit.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
         self.activity: Activity = "starting"
         self.turn: TurnTask | None = None
         self.held: Deferral | None = None

@@ -127,6 +127,29 @@ class HoldEnded(AgentEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingRefused(AgentEvent):
+    """The store refuses what an agent is to record; the store has none of it. It is asked again.
+
+    Attributes:
+        what: What cannot be recorded, in words.
+        reason: Why, the first time.
+        since_ms: Since when.
+    """
+
+    kind: ClassVar[str] = "recording_refused"
+    what: str
+    reason: str
+    since_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingResumed(AgentEvent):
+    """The store has what it had refused of an agent, or nobody asks for it any more."""
+
+    kind: ClassVar[str] = "recording_resumed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WaitRecorded(AgentEvent):
     """A stated wait is in the store. It bound in this process before.
 

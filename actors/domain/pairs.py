@@ -27,7 +27,6 @@ from abeyance.storage.errors import StorageError
 from abeyance.storage.tables.blocks import TextBlock, ToolResultBlock, ToolUseBlock
 
 from .errors import AdmissionClosedError
-from .persistence import until_stored
 from .slot_messages import EndPair, PairStart, StartPair, WithdrawPair
 from .turn import TurnSeams, TurnSettings
 
@@ -206,7 +205,9 @@ class Pairs:
             end = EndPair(
                 start.agent, start.turn, start.token, state, (result,), self._seams.clock.now_ms()
             )
-            await until_stored(lambda: self._seams.slot.ask(end))
+            await self._seams.recording.until_stored(
+                "the result of an operator's tool call", lambda: self._seams.slot.ask(end)
+            )
         assert self._now is not None
         return _receipt(self._now[0].message, start, result)
 

@@ -24,7 +24,7 @@ from abeyance.storage.tables.blocks import ToolResultBlock, ToolUseBlock
 
 from .alert_book import AlertDesk
 from .approvals import DEADLINE, denial_of, is_due, row_of, standing
-from .persistence import until_stored
+from .persistence import Recording
 from .slot_approvals import AskApprovals, Decide
 from .tools import CallKey, Tool, ToolRunner
 from .wait_book import Deferral
@@ -49,6 +49,7 @@ class ToolRound:
         runner: ToolRunner,
         ask: Callable[..., Awaitable[Any]],
         slot: Any,
+        recording: Recording,
         now: Callable[[], int],
         alerts: AlertDesk | None,
     ) -> None:
@@ -59,6 +60,7 @@ class ToolRound:
         self._runner = runner
         self._ask = ask
         self._slot = slot
+        self._recording = recording
         self._now = now
         self._alerts = alerts
         self._busy = 0
@@ -138,7 +140,9 @@ class ToolRound:
             "approved" if row.otherwise == "approve" else "denied"
         )
         decide = Decide(self._key(place), verdict, DEADLINE, "", self._now())
-        await until_stored(lambda: self._slot.ask(decide))
+        await self._recording.until_stored(
+            "a decision whose time is up", lambda: self._slot.ask(decide)
+        )
 
     def _deferral(self) -> Deferral:
         found = standing(self._store, self._agent, self._now())

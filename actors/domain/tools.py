@@ -42,7 +42,7 @@ from .approvals import NeedsApproval, policy_problem
 from .attachment_rows import NO_USES, Uses, read_named, uses_of
 from .errors import InvalidMessageError, InvalidToolError, OwnershipLostError
 from .foreign import failure_of, told
-from .persistence import until_stored
+from .persistence import Recording
 from .schema_check import problem_of
 from .tool_results import (
     CANCELLED_TEXT,
@@ -218,6 +218,7 @@ class ToolRunner:
         self._running: dict[CallKey, _Running] = {}
         self._guards: dict[str, Guard] = {}
         self._rooms: dict[str, AgentRoom] = {}
+        self._recordings: dict[str, Recording] = {}
 
     @property
     def running(self) -> int:
@@ -232,8 +233,13 @@ class ToolRunner:
         """Have this agent's functions find their threads in a room, besides everyone's."""
         self._rooms[agent] = room
 
+    def show(self, agent: str, recording: Recording) -> None:
+        """Have whoever looks at this agent see which records of its calls the store refuses."""
+        self._recordings[agent] = recording
+
     def disown(self, agent: str) -> None:
         """The agent has ended; a body of its that still runs has nowhere to record to."""
+        self._recordings.pop(agent, None)
         self._guards.pop(agent, None)
         self._rooms.pop(agent, None)
 
@@ -436,7 +442,8 @@ class ToolRunner:
             puts=(Put("tool_calls", key, encode(record)), *uses.puts),
         )
         # While it cannot be stored the body's result stays here: it is never run again for that.
-        outcome = await until_stored(lambda: self._journal.ask(request))
+        recording = self._recordings.get(key[0]) or Recording(self._clock.now_ms)
+        outcome = await recording.until_stored("a tool call", lambda: self._journal.ask(request))
         if isinstance(outcome, Refused):
             if any(refusal.guard.table == "owners" for refusal in outcome.refusals):
                 raise OwnershipLostError(

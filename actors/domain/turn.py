@@ -42,10 +42,11 @@ from .context import ContextStrategy, Summary
 from .context_post import ContextPost
 from .episodes import failed_since
 from .ingress import clean_text, new_message_id
-from .persistence import until_stored
+from .persistence import Recording
 from .policy import ErrorPolicy, Pacing, ProviderHold
 from .protocol import Purpose
 from .render import Voices, render_all
+from .slot_approvals import AskApprovals
 from .slot_cancel import CANCELLED, marker_of
 from .slot_messages import (
     CloseGap,
@@ -75,6 +76,15 @@ ATTEMPTS_MAX: Final = 3
 MARKER_CHARS_MAX: Final = 500
 NOTHING_MARKER: Final = "a rewind took out what this turn was to answer; it made no call"
 _TAKE_SPENT: Final = (RecordRound, HoldTurn, EndTurn)
+_RECORDS: Final = {
+    SetPrompt: "the system prompt of its turn",
+    RecordRound: "a reply",
+    AskApprovals: "calls that a person is to decide on",
+    CloseGap: "the results of tools",
+    HoldTurn: "the hold of its turn",
+    EndTurn: "the end of its turn",
+}
+"""What a commit records, in words for whoever looks while the store refuses it."""
 ROWS_A_SLICE: Final = 64
 """Rows read before the loop gets a turn."""
 
@@ -120,6 +130,7 @@ class TurnSeams:
     store: Store
     runner: ToolRunner
     clock: Clock
+    recording: Recording
     alerts: AlertDesk | None = None
     context: ContextPost | None = None
     stream: Stream | None = None
@@ -360,6 +371,7 @@ class TurnTask:
             seams.runner,
             self._ask,
             seams.slot,
+            seams.recording,
             self._now,
             seams.alerts,
         )
@@ -448,14 +460,14 @@ class TurnTask:
         )
         return receipt
 
-    async def _ask(self, kind: Callable[..., Any], **fields: Any) -> Any:
+    async def _ask(self, kind: type, **fields: Any) -> Any:
         """Ask the slot for a commit, again while it is surely not stored."""
         start, slot, spending = self.start, self._seams.slot, self._seams.spending
         spent = spending.owed() if spending is not None and kind in _TAKE_SPENT else ()
         if spent:
             fields["spent"] = spent
         message = kind(agent=start.agent, turn=start.turn, token=start.token, **fields)
-        answer = await until_stored(lambda: slot.ask(message))
+        answer = await self._seams.recording.until_stored(_RECORDS[kind], lambda: slot.ask(message))
         if spending is not None and spent:
             spending.stored(spent)
             if spending.owed():

@@ -49,6 +49,7 @@ from .reports import (
     StatusReport,
     TreeReport,
     UnparkReport,
+    UnrecordedReport,
     WaitReport,
     WaitsReport,
 )
@@ -551,6 +552,7 @@ def report_status(status: Any) -> StatusReport:
                 waits=tuple(_mirror(wait, WaitReport) for wait in agent.admission.waits),
             ),
             limits=_mirror(agent.limits, LimitReport),
+            unrecorded=agent.unrecorded and _mirror(agent.unrecorded, UnrecordedReport),
             pid=status.pid,
         )
         for agent in status.agents

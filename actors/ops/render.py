@@ -74,6 +74,7 @@ def print_status(console: Console, report: StatusReport, now_ms: int) -> None:
         console.print("No agents.")
     console.print()
     _print_limits(console, report.agents)
+    _print_unrecorded(console, report.agents, now_ms)
     _print_holds(console, report, now_ms)
     print_waits(console, report.waits, now_ms)
     if report.dead_letters or report.quarantine:
@@ -87,6 +88,18 @@ def _print_limits(console: Console, agents: tuple[AgentReport, ...]) -> None:
     for agent, reached in full:
         console.print(_shown(f"{agent.name} is at its limits: {reached}"), soft_wrap=True)
     if full:
+        console.print()
+
+
+def _print_unrecorded(console: Console, agents: tuple[AgentReport, ...], now_ms: int) -> None:
+    """Print whose store refuses what, since when, and why."""
+    refused = [(agent, agent.unrecorded) for agent in agents if agent.unrecorded is not None]
+    for agent, unrecorded in refused:
+        waited = duration_text(now_ms - unrecorded.since_ms)
+        problem = f"{unrecorded.what} cannot be recorded; {unrecorded.reason}"
+        line = f"{agent.name} waits for the store, for {waited}: {problem}"
+        console.print(_shown(line), soft_wrap=True)
+    if refused:
         console.print()
 
 
@@ -207,7 +220,7 @@ def _agents_table(agents: tuple[AgentReport, ...], *, pids: bool) -> Table:
     for agent in agents:
         table.add_row(
             _shown(agent.name),
-            Text(agent.state, style="yellow" if agent.held else ""),
+            Text(agent.state, style="yellow" if agent.held or agent.unrecorded else ""),
             _shown(agent.model),
             _count(agent.turn),
             _count(agent.round),

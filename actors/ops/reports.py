@@ -53,6 +53,14 @@ class LimitReport(msgspec.Struct, frozen=True, kw_only=True):
     tool_threads_max: int
 
 
+class UnrecordedReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What the store refuses of an agent, why the last time, and since when."""
+
+    what: str
+    reason: str
+    since_ms: int
+
+
 class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     """One agent. `turn`, `round` and `attempts` describe its open turn, or are None."""
 
@@ -71,6 +79,8 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     """None: a store says it, or a host of a version that does not say."""
     pid: int | None = None
     """The process that runs it; None for what a store says."""
+    unrecorded: UnrecordedReport | None = None
+    """What the store refuses of it for now. None: nothing, or a store says it."""
 
 
 class ModeReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -117,7 +117,7 @@ async def test_a_start_that_finds_no_room_is_made_when_there_is_some(
         with full(disk):
             await trio.sleep(90)
             assert disk.refused
-            assert world.state().state == "starting"
+            assert world.state().state == "unrecorded"
         await ana.wait_idle()
         assert (await shown(ana))[-1] == "assistant: after"
         assert world.ref("agent").statistics().incarnation == 1

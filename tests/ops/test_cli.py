@@ -198,7 +198,7 @@ async def test_a_terminal_that_does_not_know_its_width_counts_as_80_columns(
     assert trimmed(capsys.readouterr().out) == trimmed(STATUS)
 
 
-@pytest.mark.parametrize("agent_state", ["lost", "parked"])
+@pytest.mark.parametrize("agent_state", ["lost", "parked", "unrecorded"])
 async def test_every_state_of_an_agent_is_shown_as_the_host_says_it(
     serving: Any,
     runtime: Any,

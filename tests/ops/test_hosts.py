@@ -25,7 +25,13 @@ from abeyance.actors.ops.client import (
     HostSilentError,
     RefusedByHostError,
 )
-from abeyance.actors.ops.reports import AgentReport, LimitReport, StatusReport, WaitReport
+from abeyance.actors.ops.reports import (
+    AgentReport,
+    LimitReport,
+    StatusReport,
+    UnrecordedReport,
+    WaitReport,
+)
 
 from ..stopping import stop_between_commits
 
@@ -358,6 +364,27 @@ def test_status_names_who_is_at_a_limit_of_its_own_and_nobody_else(columns: int)
         "ana is at its limits: inbox 3 of 3 messages; inbox 701 of 800 bytes; turns 2 of 2, "
         "4 waiting; tool threads 2 of 2"
     ]
+
+
+def test_status_names_what_the_store_refuses_of_whom_since_when_and_why() -> None:
+    agents = tuple(
+        AgentReport(
+            name=name, state="unrecorded", model="m", turn=1, round=0, attempts=1, held=None,
+            inbox=0, wakes=1, unrecorded=refused,
+        )
+        for name, refused in (
+            ("ana", UnrecordedReport(what="a reply", reason="no\x1b room", since_ms=5_000)),
+            ("bo", None),
+        )
+    )  # fmt: skip
+    report = StatusReport(
+        directory="d", store_id="s", pid=1, started_ms=None, agents=agents, waits=(),
+        dead_letters=0, quarantine=0,
+    )  # fmt: skip
+    out = io.StringIO()
+    render.print_status(Console(file=out, width=120), report, 65_000)
+    said = [line for line in out.getvalue().splitlines() if "waits for the store" in line]
+    assert said == [r"ana waits for the store, for 1m: a reply cannot be recorded; no\u001b room"]
 
 
 # -- names that are on disk already ---------------------------------------------------------------

@@ -256,11 +256,13 @@ function fillRun(element, run) {
 
 function fillAgent(element, agent) {
   title(element, agent.name);
-  put(element, "state", `${agent.state} · ${agent.model}`).classList.toggle("held", agent.held !== null);
+  put(element, "state", `${agent.state} · ${agent.model}`).classList.toggle("held", agent.held !== null || agent.unrecorded !== null);
   const facts = [`${agent.inbox} message${agent.inbox === 1 ? "" : "s"} wait${agent.inbox === 1 ? "s" : ""}`];
   if (agent.turn !== null) facts.unshift(`turn ${agent.turn}, round ${agent.round}`);
   put(element, "soft", facts.join(" · "));
-  put(element, "text", agent.held ? `${agent.held.cause}: ${agent.held.reason}` : "");
+  const refused = agent.unrecorded;
+  const waits = agent.held ? `${agent.held.cause}: ${agent.held.reason}` : "";
+  put(element, "text", refused ? `${refused.what} cannot be recorded since ${localText(refused.since_ms)}: ${refused.reason}` : waits);
   const acts = agent.turn === null ? [] : [ACTS.cancelTurn({ agent: agent.name, turn: agent.turn })];
   if (agent.state === "parked") acts.push(ACTS.unpark(agent));
   buttons(element, acts);
