@@ -32,6 +32,7 @@ from abeyance.storage.tables.slots import body_key
 
 from .attachment_pruning import AttachmentPruner
 from .errors import InvalidSpecError
+from .id_pruning import Ids
 from .run_rows import ENDED
 
 DAY_MS: Final = 86_400_000
@@ -62,6 +63,8 @@ class Retention:
         runs_days: Runs of workflows that have ended, with their items.
         ephemerals_days: Ephemeral runs that have ended, with their transcripts.
         attachments_days: Attachments that nothing names, from when they were attached.
+        ids_days: Ids of messages that were read, from when they were accepted. A message that is
+            sent again under an id that is forgotten is a new one.
     """
 
     log_days: int | None = 365
@@ -72,6 +75,7 @@ class Retention:
     runs_days: int | None = 90
     ephemerals_days: int | None = 30
     attachments_days: int | None = 30
+    ids_days: int | None = None
 
 
 def check_retention(retention: object) -> Retention:
@@ -168,6 +172,7 @@ class Pruner:
                 await self._of_turns("approvals", keeps.tools_days)
                 await self._runs(keeps.runs_days)
                 await self._ephemerals(keeps.ephemerals_days)
+                await self._ids(keeps.ids_days)
                 # Behind what names them.
                 await self._attachments(keeps.attachments_days)
             except _NotNow:
@@ -299,6 +304,19 @@ class Pruner:
             if not await self._delete_below(table, (name,)):
                 return
         await self._delete([_Old("heads", (name,)), _Old("agents", (name,), counter)])
+
+    async def _ids(self, days: int | None) -> None:
+        """Ids of messages that were accepted long ago. They are many: none is looked at in vain."""
+        if days is None:
+            return
+        ids, old = Ids(self._store, self._before(days)), list[_Old]()
+        async for key, row in self._rows("ids"):
+            if isinstance(row, Row) and ids.is_old(key, row.record):
+                old.append(_Old("ids", key, row.counter))
+            if len(old) >= self._room:
+                await self._delete(old)
+                old = []
+        await self._delete(old)
 
     async def _attachments(self, days: int | None) -> None:
         pruner = AttachmentPruner(self._store, self._rows, self._commit, self._room)

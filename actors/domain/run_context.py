@@ -30,7 +30,7 @@ from .run_life import Life
 from .run_rows import check_path, check_step_id
 from .run_sessions import RunSession, SessionItems
 from .run_steps import InDoubt
-from .run_turns import Asked
+from .run_turns import Asked, item_message
 from .spec import AgentSpec
 
 
@@ -195,7 +195,7 @@ class RunContext:
         if identity(check_name(author, "author", reserved=False)) == identity(name):
             raise InvalidRunError("author", "must not be the agent itself, whose words wake nobody")
         async with self._item(path, name) as item:
-            message = f"run:{self._life.run}/{item.ordinal}"
+            message = item_message(self._life.run, item.ordinal)
             said = await self._items.ask(item, Asked(name, message, content, author, channel))
         return str(said)
 

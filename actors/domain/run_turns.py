@@ -15,15 +15,33 @@ from abeyance.storage.store import Store
 from abeyance.storage.tables.blocks import TextBlock
 from abeyance.storage.tables.slots import Turn
 
+from .errors import InvalidNameError
 from .ingress import Content
-from .run_errors import TurnFailedError
+from .run_errors import InvalidRunError, TurnFailedError
+from .run_rows import RunId, parse_run_id
 from .slot_rows import read_content, read_cuts, read_rows
 from .spec import AgentSpec
 from .spending import Spender
 from .usage_book import AccountUsage
 from .wait_book import Deferral
 
+_ITEM_MESSAGE: Final = "run:"
 OVER: Final = frozenset({"done", "failed", "cancelled"})
+
+
+def item_message(run: RunId, ordinal: int) -> str:
+    """The id of the message that an item of a run sends to an agent: in every life the same."""
+    return f"{_ITEM_MESSAGE}{run}/{ordinal}"
+
+
+def run_of(message: str) -> RunId | None:
+    """The run whose item sends a message of that id, if one does."""
+    if not message.startswith(_ITEM_MESSAGE):
+        return None
+    try:
+        return parse_run_id(message.removeprefix(_ITEM_MESSAGE).rpartition("/")[0], "run")
+    except (InvalidRunError, InvalidNameError):
+        return None
 
 
 class Asked(NamedTuple):

@@ -18,7 +18,8 @@ Invariants:
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final, Literal, TypeAlias
 
 from abeyance.storage.store import Key, Row, Store
@@ -52,13 +53,17 @@ def reading(lease: Lease, carried: Carried | None, forked: int, seq: int) -> Rea
 
 def read_reading(store: Store, slot: str, seq: int) -> Reading:
     """The same, as it is stored now."""
-    head = store.get("leases", (slot,))
+    return stored_reading(store, slot)(seq)
+
+
+def stored_reading(store: Store, slot: str) -> Callable[[int], Reading]:
+    """How far each place of a slot was read, as it is stored now."""
+    head, forked = store.get("leases", (slot,)), read_forked(store, slot)
     if head is None:
-        return "forked" if seq <= read_forked(store, slot) else "unread"
+        return lambda seq: "forked" if seq <= forked else "unread"
     lease: Lease = head.record
     row = store.get("carried", (slot, lease.request_next - 1))
-    carried = None if row is None else row.record
-    return reading(lease, carried, read_forked(store, slot), seq)
+    return partial(reading, lease, None if row is None else row.record, forked)
 
 
 def read_forked(store: Store, slot: str) -> int:

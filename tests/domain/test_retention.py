@@ -11,7 +11,7 @@ import trio
 from trio.testing import MockClock
 
 from abeyance.actors import AgentSpec, NeedsApproval, Retention, open_runtime
-from abeyance.actors.domain.errors import InvalidSpecError
+from abeyance.actors.domain.errors import InvalidSpecError, UnknownMessageError
 from abeyance.actors.domain.retention import DAY_MS, FIRST_S
 from abeyance.actors.domain.run_errors import UnknownRunError
 from abeyance.actors.testing import Gate, call_tool, fail, reply
@@ -237,6 +237,145 @@ async def test_same_id_is_the_same_message_whatever_was_deleted(
         again = await ana.send("go", id="once")
         assert again.seq == first.seq
         assert len(await shown(ana)) == 2
+
+
+async def test_id_is_forgotten_once_its_message_was_read_and_is_old(
+    world: World, virtual_time: MockClock
+) -> None:
+    week = Retention(ids_days=7)
+    async with world.open(retention=week) as runtime:
+        ana = await world.add([reply("x")])
+        first = await ana.send("go", id="once")
+        await ana.wait_idle()
+        later(world, 6.9)
+        assert await runtime.prune() == {}
+        assert (await ana.send("go", id="once")).seq == first.seq
+        later(world, 0.2)
+        before = runtime._store.revision()
+        assert await runtime.prune() == {"ids": 1}
+        with pytest.raises(UnknownMessageError):
+            await ana.receipt("once")
+        # What is behind it is found all the same.
+        assert [each.text async for each in ana.transcript(after="once")] == ["x"]
+        assert check(runtime._store).findings == ()
+        assert runtime._store.revision() > before
+    async with world.open(retention=week) as runtime:
+        ana = await world.add([reply("y"), reply("z")])
+        again = await ana.send("something else", id="once")
+        assert again.seq > first.seq
+        await ana.wait_idle()
+        assert (await ana.send("something else", id="once")).seq == again.seq
+        assert await shown(ana) == [
+            "user: go",
+            "assistant: x",
+            "user: something else",
+            "assistant: y",
+        ]
+        # Of two messages of one id it names the newer, also where that is forgotten, too.
+        later(world, 8)
+        assert (await runtime.prune())["ids"] == 1
+        assert [each.text async for each in ana.transcript(after="once")] == ["y"]
+        await ana.rewind(to="once", requester="ops")
+        assert len(await shown(ana)) == 3
+        await ana.undo_rewind(requester="ops")
+        await ana.edit("once", "other words", requester="ops")
+        assert (await shown(ana))[2] == "user: other words"
+        assert check(runtime._store).findings == ()
+
+
+async def test_id_of_a_message_that_waits_for_its_answer_is_kept_however_old(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open(retention=Retention(ids_days=1)) as runtime:
+        ana = await world.add([fail(429, retry_after=40 * 86_400), reply("x")])
+        await ana.send("held", id="held")
+        await ana.wait_idle()
+        await ana.send("waits", id="waits")
+        bo = await world.add([], "bo")
+        await bo.send("unread", id="unread", wake=False)
+        back = await ana.send("taken back", id="back")
+        await ana.retract(back)
+        later(world, 10)
+        assert "ids" not in await runtime.prune()
+        for agent, name in ((bo, "unread"), (ana, "held"), (ana, "waits")):
+            assert (await agent.send(name, id=name)).seq == (await agent.receipt(name)).seq
+        await runtime.release_provider_wait("ana", requester="ops")
+        await ana.wait_idle()
+        assert (await runtime.prune())["ids"] == 2
+        # What was taken back was never read, and stays taken back.
+        assert (await ana.send("taken back", id="back")).state == "retracted"
+
+
+async def test_id_that_was_replaced_goes_behind_the_one_that_replaced_it(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open(retention=Retention(ids_days=1)) as runtime:
+        ana = await world.add([reply("x")])
+        for number in (1, 2, 3):
+            await ana.send(f"news {number}", id=f"n{number}", subject="news", wake=False)
+            later(world, 0.6)
+        await ana.send("go")
+        await ana.wait_idle()
+        # The third is no day old: a retry of the first says what became of it.
+        assert await runtime.prune() == {}
+        assert (await ana.send("news 1", id="n1")).state == "replaced"
+        later(world, 2)
+        gone = 0
+        for _ in range(3):
+            gone += (await runtime.prune()).get("ids", 0)
+        assert gone == 4
+        assert left(world, "ids") == 0
+        assert check(runtime._store).findings == ()
+
+
+async def test_run_that_waits_sends_no_message_again_whose_id_is_old(
+    world: World, virtual_time: MockClock
+) -> None:
+    async def work(run: Any, _: Any) -> str:
+        said: str = await run.ask("draft", "ana", "write")
+        return said
+
+    keeps = Retention(ids_days=1, runs_days=1)
+    async with world.open(retention=keeps) as runtime:
+        gate = Gate()
+        await world.add([gate])
+        runtime.add_workflow("w", work)
+        await runtime.start_run("nightly", "w")
+        await gate.wait_entered()
+    async with world.open(retention=keeps) as runtime:
+        # The turn ends, and nobody has the workflow that waits for it.
+        ana = await world.add([reply("done")])
+        await ana.wait_idle()
+        later(world, 10)
+        assert "ids" not in await runtime.prune()
+        assert runtime.run("nightly").state != "completed"
+    async with world.open(retention=keeps) as runtime:
+        ana = await world.add([])
+        runtime.add_workflow("w", work)
+        await until(lambda: runtime.run("nightly").state == "completed")
+        said = [line for line in await shown(ana) if not line.startswith("marker")]
+        assert said == ["user: write", "assistant: done"]
+        later(world)
+        deleted = await runtime.prune()
+        assert (deleted["ids"], deleted["runs"]) == (1, 1)
+
+
+@pytest.mark.parametrize("point", ["retention.between", "retention.between:2"])
+async def test_death_while_ids_are_deleted_forgets_some_and_the_rest_at_the_next_pass(
+    world: World, virtual_time: MockClock, point: str
+) -> None:
+    assert lived(pruning.forget, world.directory, point).status == KILLED
+    world.clock.set(pruning.START_MS + 3 * DAY_MS)
+    async with world.open(retention=Retention(ids_days=1)) as runtime:
+        assert check(runtime._store).findings == ()
+        gone = 4 if point.endswith("2") else 2
+        assert left(world, "ids", "bo") == 6 - gone
+        bo = await world.add([], "bo")
+        sent = [await bo.send(f"text {n}", id=f"id-{n}", wake=False) for n in range(6)]
+        assert [receipt.seq > 6 for receipt in sent].count(True) == gone
+        assert (await runtime.prune())["ids"] == 6 - gone
+        assert len(await shown(bo)) == 7 + gone
+        assert check(runtime._store).findings == ()
 
 
 async def test_death_between_two_commits_leaves_a_sound_store_and_the_rest_for_the_next_pass(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from abeyance.actors import AgentSpec, Retention, Tool, open_runtime
+from abeyance.actors import AgentSpec, Draft, Retention, Tool, open_runtime
 from abeyance.actors.testing import ScriptedProvider, WallClock, call_tool, reply
 from abeyance.storage.crashpoints import arm
 
@@ -38,5 +38,21 @@ async def live(directory: Path, point: str) -> None:
             await (await runtime.start_run("nightly", "w")).wait()
         runtime._pruner._room = 4  # Rows a commit: the less there are, the more commits.
         clock.advance(3 * DAY_MS)
+        arm(point)
+        await runtime.prune()
+
+
+async def forget(directory: Path, point: str) -> None:
+    """An agent with six messages, whose ids are old; it may die while they are deleted."""
+    clock = WallClock(START_MS)
+    async with open_runtime(
+        directory, control=False, clock=clock, retention=Retention(ids_days=1)
+    ) as runtime:
+        spec = AgentSpec(name="bo", provider=ScriptedProvider([reply("x")]), model="m")
+        bo = await runtime.add_agent(spec)
+        await bo.send_many([Draft(f"text {n}", id=f"id-{n}") for n in range(6)])
+        await bo.wait_idle()
+        runtime._pruner._room = 2
+        clock.advance(2 * DAY_MS)
         arm(point)
         await runtime.prune()
