@@ -29,6 +29,8 @@ class Finding(NamedTuple):
     table: str
     key: Key | bytes
     text: str
+    names: tuple[str, Key] | None = None
+    """Of `dangling`: table and key of what is not there."""
 
 
 class Report(NamedTuple):
@@ -93,6 +95,7 @@ def _references(store: Store, table: str, key: Key, record: Any) -> Iterator[Fin
                 table,
                 key,
                 f"{table} {key!r} names {other} {target!r}, which is not there",
+                (other, target),
             )
 
 

@@ -19,7 +19,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -33,9 +33,10 @@ from .directory import (
     sync_directory,
 )
 from .environment import EngineError, Environment, typed
-from .errors import DamagedStoreError, StoreInUseError
+from .errors import DamagedStoreError
+from .exclusive import alone, in_use
 from .lmdb_store import LOCK_TIMEOUT_S, MAP_BYTES, MAP_BYTES_MAX, LmdbStore
-from .locks import FILE_MODE, FileLock
+from .locks import FILE_MODE
 from .precheck import read_meta
 from .tables import TABLES
 
@@ -76,14 +77,7 @@ def compact(
     if not store.is_dir():
         refuse_missing(state)
     try:
-        with ExitStack() as held:
-            for name in ("write.lock", "open.lock"):
-                lock = FileLock(store / name)
-                held.callback(lock.close)
-                if name == "write.lock":
-                    lock.acquire(lock_timeout_s)
-                elif not lock.acquire_nowait():
-                    raise _in_use(store, "has it open")
+        with alone(store, "compacted", lock_timeout_s):
             return _compact(state, store, clock_ms)
     except (OSError, EngineError) as error:
         raise typed(error, state, "compacting the store") from error
@@ -170,14 +164,6 @@ def _refuse_readers(store: Path) -> None:
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
-        raise _in_use(store, "looks at it") from None
+        raise in_use(store, "looks at it", "compacted") from None
     finally:
         os.close(descriptor)
-
-
-def _in_use(store: Path, doing: str) -> StoreInUseError:
-    return StoreInUseError(
-        f"a process {doing}: {store} was not compacted and is as it was; stop that process, and "
-        "compact again",
-        path=str(store),
-    )

@@ -101,6 +101,11 @@ def typed(error: OSError | lmdb.Error, path: Path, doing: str) -> StorageError:
     )
 
 
+def is_full(error: Exception) -> bool:
+    """Whether the engine wants a larger map."""
+    return isinstance(error, lmdb.MapFullError)
+
+
 def _whose(error: Exception, path: Path) -> str:
     """That a file is another user's, as in a store that was copied with its owners."""
     named = getattr(error, "filename", None)

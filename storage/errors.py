@@ -212,6 +212,7 @@ class StoreInUseError(StorageError):
 
     code = "store_in_use"
     path: str
+    pids: tuple[int, ...]
 
 
 class NoFileLocksError(StorageError):

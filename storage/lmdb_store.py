@@ -351,7 +351,7 @@ class _Opening:
             # From exclusive to shared is not atomic, but every opener holds the write lock here.
             open_lock.acquire(timeout_s, shared=True)
             if alone:
-                _look_first(store, self._verify)
+                look_first(store, self._verify)
             environment = self._environment(store)
             undo.callback(environment.close)
             crashpoint("open.before_boot")
@@ -371,16 +371,14 @@ class _Opening:
         # A running process has looked already, and its writes would confuse the verifier.
         if not _is_running(store):
             try:
-                _look_first(store, self._verify)
+                look_first(store, self._verify)
             except DamagedStoreError:
                 # One that has started meanwhile looked itself, and its writes confused this look.
                 if not _is_running(store):
                     raise
         environment = self._environment(store, read_only=True)
         try:
-            raw = environment.get("meta", _STORE_KEY)
-            row = None if raw is None else codec.decode("meta", _STORE_KEY, raw)
-            _check_identity(store, identity, row)
+            read_meta_row(environment, identity)
         except BaseException:
             environment.close()
             raise
@@ -428,7 +426,24 @@ class _Opening:
             environment.commit(transaction)
 
 
-def _look_first(store: Path, verify: bool) -> None:
+def read_meta_row(environment: Environment, identity: Identity) -> StoreMeta:
+    """The store's own row, which is of the same store as `store.json`.
+
+    Raises:
+        DamagedStoreError, UnreadableRecordError: It is not, or cannot be read.
+    """
+    raw = environment.get("meta", _STORE_KEY)
+    row = None if raw is None else codec.decode("meta", _STORE_KEY, raw)
+    return _check_identity(environment.directory, identity, row)
+
+
+def look_first(store: Path, verify: bool) -> None:
+    """Look at the data file before the engine does, as far as its last end asks for; whole with
+    `verify`.
+
+    Raises:
+        DamagedStoreError: It contradicts itself.
+    """
     data = store / "data.mdb"
     for _ in range(LOOKS_MAX - 1):
         meta = read_meta(data)

@@ -6,8 +6,9 @@ with findings, or a demo line that does not hold; 2 a state directory that canno
 usage mistake; 130 Ctrl-C. Each failure is one line on stderr; with `--json` also an object
 `{"error": {"code", "text", "field"}}` on stdout.
 
-The commands stand by what they are about: `agent_commands`, `record_commands`, `run_commands`,
-`serve_command`, `demo_command`. What they share is in `shell`, whom they ask in `targets`.
+The commands stand by what they are about: `agent_commands`, `record_commands`, `store_commands`,
+`run_commands`, `serve_command`, `demo_command`. What they share is in `shell`, whom they ask in
+`targets`.
 
 Invariants:
     I1  What an operator changed exits with 0, whatever becomes of its output.
@@ -38,6 +39,7 @@ from abeyance.storage.errors import (
     ReaderSlotsFullError,
     ReadOnlyStoreError,
     StorageError,
+    StoreInUseError,
     StoreIOError,
 )
 
@@ -48,7 +50,7 @@ from .render import json_text
 
 # In the order in which the help lists their commands.
 from . import agent_commands, approval_commands, record_commands, run_commands, schedule_commands  # isort: skip  # noqa: F401
-from . import usage_commands, outbox_commands  # isort: skip  # noqa: F401
+from . import store_commands, usage_commands, outbox_commands  # isort: skip  # noqa: F401
 from . import serve_command, demo_command  # isort: skip  # noqa: F401
 
 TRACEBACK: Final = "ABEYANCE_TRACEBACK"
@@ -73,6 +75,7 @@ _UNUSABLE: Final = (
     ReaderSlotsFullError,
     ReadOnlyStoreError,
     StateUnusableError,
+    StoreInUseError,
     StoreIOError,
 )
 

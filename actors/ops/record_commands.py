@@ -1,4 +1,4 @@
-"""The commands of what a store keeps: archive, alerts, inboxes, imports, and its check."""
+"""The commands of what a store keeps: archive, alerts, inboxes and imports."""
 
 from __future__ import annotations
 
@@ -12,16 +12,11 @@ from abeyance.actors.domain.alert_book import check_after
 from abeyance.actors.domain.archive_book import Kind, check_number, check_page
 from abeyance.actors.domain.ingress import check_name
 from abeyance.actors.domain.slot_inbox import check_listing
-from abeyance.storage.backup import backup
-from abeyance.storage.compact import compact
-from abeyance.storage.errors import StoreInUseError
 
 from . import shell, targets
-from .connection import NoHostError
 from .render import (
     json_text,
     print_alerts,
-    print_check,
     print_entries,
     print_import,
     print_inbox,
@@ -29,7 +24,6 @@ from .render import (
 )
 from .reports import AlertsReport, EntriesReport, InboxReport
 from .shell import AsJson, Before, Limit, StateDir
-from .stopped import StoppedStore
 
 Replay = Annotated[
     int | None,
@@ -179,66 +173,4 @@ def import_deferred(
     else:
         print_import(shell.console(), report)
     if any(repair.kind == "refused" for repair in report.repairs):
-        raise typer.Exit(shell.FAILED)
-
-
-@shell.app.command("compact")
-def compact_store(directory: StateDir, as_json: AsJson = False) -> None:
-    """Rewrite the file of a stopped store without the room that deleted rows left."""
-    try:
-        targets.reach_hosts(directory).close()
-    except NoHostError:
-        found = compact(directory, clock_ms=shell.now_ms)
-    else:
-        raise StoreInUseError(
-            f"a host runs on {directory}; its store was not compacted and is as it was; stop the "
-            "host, and compact again",
-            path=str(directory),
-        )
-    with shell.done_anyway("it was compacted; what it came to"):
-        if as_json:
-            typer.echo(json_text(found._asdict()))
-        else:
-            before, after = found.bytes_before / 2**20, found.bytes_after / 2**20
-            typer.echo(f"{found.rows:,} rows: {before:,.1f} MiB before, {after:,.1f} MiB now.")
-
-
-@shell.app.command("backup")
-def backup_store(
-    directory: StateDir,
-    destination: Annotated[
-        Path, typer.Argument(metavar="DEST", help="A new directory; a host can be started on it.")
-    ],
-    as_json: AsJson = False,
-) -> None:
-    """Copy the store of a running or a stopped host, as of one commit, into a new directory."""
-    with shell.progress("copied") as progress:
-        made = backup(directory, destination, clock_ms=shell.now_ms, progress=progress)
-    with shell.done_anyway("the backup was made; what it came to"):
-        if as_json:
-            typer.echo(json_text({**made._asdict(), "destination": os.fspath(destination)}))
-        else:
-            size = made.bytes / 2**20
-            typer.echo(f"{destination}: {made.rows:,} rows, {size:,.1f} MiB.")
-    if made.findings:
-        shell.say(
-            f"{made.findings} of its rows are damaged or refer to none, as in the original; "
-            "abeyance check names them"
-        )
-        raise typer.Exit(shell.FAILED)
-
-
-@shell.app.command("check")
-def check_store(directory: StateDir, as_json: AsJson = False) -> None:
-    """Read every row of a store and list what is wrong. Changes nothing."""
-    store = StoppedStore(directory)
-    try:
-        report = store.check()
-    finally:
-        store.close()
-    if as_json:
-        typer.echo(json_text(report))
-    else:
-        print_check(shell.console(), report)
-    if report.findings:
         raise typer.Exit(shell.FAILED)

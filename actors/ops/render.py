@@ -18,6 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from abeyance.actors.domain.ingress import clean_text, escaped_text
+from abeyance.storage.mending import Stays
+from abeyance.storage.repair import Planned
 
 from .instants import duration_text, ends_text, local_text
 from .reports import (
@@ -289,7 +291,19 @@ def print_check(console: Console, report: CheckReport) -> None:
         console.print(Text(f"{finding.problem}: {finding.text}"))
     count = len(report.findings)
     found = f"{count} finding{'s' * (count > 1)}" if count else "nothing is wrong"
+    for kept in report.set_aside:
+        there = "replaced" if kept.replaced else "taken out"
+        at = local_text(kept.at_ms)
+        console.print(_shown(f"set aside: {kept.table} {kept.key}, {there} {at}: {kept.then}"))
     console.print(Text(f"Read {report.rows} rows: {found}."))
+    if report.set_aside_rows:
+        count = report.set_aside_rows
+        console.print(
+            Text(
+                f"{count} row{'s are' if count > 1 else ' is'} set aside by repairs; "
+                "--undo-repair puts those of the newest back."
+            )
+        )
     if report.findings and report.open_pids:
         console.print(
             Text(
@@ -297,6 +311,18 @@ def print_check(console: Console, report: CheckReport) -> None:
                 "before you act on a dangling row."
             )
         )
+
+
+def print_plan(console: Console, planned: tuple[Planned, ...]) -> None:
+    """Print what a repair does about each finding, and what that means."""
+    for finding, answer in planned:
+        console.print(_shown(f"{finding.problem}: {finding.text}"))
+        if isinstance(answer, Stays):
+            console.print(_shown(f"  stays as it is: {answer.why}"))
+        else:
+            replaced = any(change.record is not None for change in answer.changes)
+            act = "is set aside and replaced" if replaced else "is set aside"
+            console.print(_shown(f"  {act}: {answer.then}"))
 
 
 def print_alerts(console: Console, alerts: tuple[AlertReport, ...]) -> None:
@@ -444,6 +470,7 @@ __all__ = [
     "print_entries",
     "print_import",
     "print_inbox",
+    "print_plan",
     "print_quiesce",
     "print_release",
     "print_replay",

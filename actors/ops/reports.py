@@ -139,6 +139,56 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[FindingReport, ...]
     open_pids: tuple[int, ...]
     """Processes that may have written meanwhile: then a dangling row may be none. Look again."""
+    set_aside: tuple[SetAsideReport, ...] = ()
+    """What repairs set aside and nobody put back; the newest, at most 1,000."""
+    set_aside_rows: int = 0
+    """How many there are."""
+
+
+class SetAsideReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A row that a repair took out or replaced. `then` says what that means."""
+
+    id: int
+    repair: str
+    table: str
+    key: str
+    replaced: bool
+    reason: str
+    then: str
+    at_ms: int
+
+
+class StayingReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a repair left as it was, and why; `key` is the row's, as text."""
+
+    table: str
+    key: str
+    text: str
+    why: str
+
+
+class StoreRepairReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a repair came to."""
+
+    directory: str
+    repair: str
+    rows: int
+    """How many were set aside."""
+    stays: tuple[StayingReport, ...]
+    findings: tuple[FindingReport, ...]
+    """What a check still finds."""
+    backup: str | None
+    """Where the copy from before is; None: nothing was to be done, and none was made."""
+
+
+class UndoRepairReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What putting a repair's rows back came to."""
+
+    directory: str
+    repair: str
+    rows: int
+    stays: tuple[SetAsideReport, ...]
+    """Rows in whose place something else was written since; they stay set aside."""
 
 
 class WaitsReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -90,6 +90,23 @@ def done_anyway(what: str) -> Iterator[None]:
         say(f"{what} cannot be printed ({cause})")
 
 
+def confirm(question: str, *, yes: bool, as_json: bool) -> None:
+    """Ask on a terminal before something is changed; end the command where it is not wanted."""
+    if yes:
+        return
+    if as_json or not sys.stdin.isatty():
+        raise typer.BadParameter("it asks on a terminal; say --yes where there is none")
+    if not typer.confirm(question):
+        say("nothing was changed")
+        raise typer.Exit(FAILED)
+
+
+def beside(directory: Path, what: str) -> Path:
+    """A place for a copy of a state directory, beside it, that names the instant."""
+    state = directory.absolute()
+    return state.with_name(f"{state.name}.{what}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}")
+
+
 def drop_output() -> None:
     """Send what is buffered for stdout, and what may follow, nowhere."""
     with suppress(OSError, AttributeError):

@@ -32,9 +32,9 @@ from abeyance.actors.domain.slot_inbox import check_listing, listed
 from abeyance.actors.domain.spent_reading import Asked, By, read_stopped
 from abeyance.actors.domain.wait_book import ACCOUNT, ProviderWait, WaitAct, WaitBook
 from abeyance.actors.domain.wait_offer import line_of
-from abeyance.storage.check import check
 from abeyance.storage.codec import encode
 from abeyance.storage.errors import UnreadableRecordError
+from abeyance.storage.exclusive import in_use
 from abeyance.storage.lmdb_store import LmdbStore
 from abeyance.storage.locks import is_locked
 from abeyance.storage.store import Append, Committed, Delete, Guard, NotStored, Put, Request
@@ -54,7 +54,6 @@ from .reports import (
     EditReport,
     EditRowReport,
     EntryReport,
-    FindingReport,
     HeldReport,
     ImportReport,
     InboxRowReport,
@@ -72,6 +71,7 @@ from .reports import (
 from .requests import EVERY_MODEL
 from .run_reports import RunActReport
 from .stopped_approvals import StoppedApprovals
+from .stopped_check import report_check
 from .stopped_outboxes import StoppedOutboxes
 from .stopped_runs import StoppedRuns
 from .stopped_schedules import StoppedSchedules
@@ -123,6 +123,23 @@ class StoppedStore(StoppedRuns, StoppedSchedules, StoppedApprovals, StoppedOutbo
     def silent_pids(self) -> tuple[int, ...]:
         return self._silent_pids
 
+    @property
+    def store(self) -> LmdbStore:
+        """The store itself, to look at rows that no report is of."""
+        return self._store
+
+    def refuse_open(self, done: str) -> None:
+        """Close the store, and refuse, where a process has it open for writing.
+
+        Args:
+            done: What would have been done with it, as a participle: `repaired`.
+        Raises:
+            StoreInUseError: A process has; it is named.
+        """
+        if self._open_pids():
+            self.close()
+            raise in_use(self._store.directory, "has it open", done)
+
     def close(self) -> None:
         """Close the store. Idempotent."""
         self._store.close()
@@ -162,16 +179,7 @@ class StoppedStore(StoppedRuns, StoppedSchedules, StoppedApprovals, StoppedOutbo
 
     def check(self) -> CheckReport:
         """Read every row and say what is wrong. Blocks for as long as that takes."""
-        report = check(self._store)
-        return CheckReport(
-            directory=os.fspath(self._directory.absolute()),
-            rows=sum(report.rows.values()),
-            findings=tuple(
-                FindingReport(problem=f.problem, table=f.table, key=repr(f.key), text=f.text)
-                for f in report.findings
-            ),
-            open_pids=self._open_pids(),
-        )
+        return report_check(self._directory, self._store, self._open_pids())
 
     def waits(self, agent: str | None = None) -> tuple[WaitReport, ...]:
         """The binding waits of one agent, or of all; on `*` what holds as it cannot be read."""

@@ -14,6 +14,7 @@ from .kept import DeadLetter, Delivery, Quarantined, Reminder
 from .outboxes import Cursor, Outbox
 from .ownership import Changes, Mode, Owner, Process, Sequence, StoreMeta
 from .prompts import Prompt
+from .repairs import SetAside
 from .runs import Run, RunIndexed, RunItem, RunKey, RunTransition
 from .schedules import Occurrence, Schedule, ScheduleIndexed
 from .slots import Body, Carried, Entry, Head, Inboxed, Lease, MessageId, ToolCall, Turn, Wake
@@ -85,6 +86,7 @@ TABLES: Final[dict[str, Table]] = {
         Table("dead_letters", (int,), (DeadLetter,), append=True),
         Table("quarantine", (int,), (Quarantined,), append=True),
         Table("log", (int,), (LogLine,), append=True),
+        Table("set_aside", (int,), (SetAside,), append=True),
         Table("changes", (int, int), (Changes,)),
     )
 }

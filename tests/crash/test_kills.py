@@ -93,6 +93,7 @@ def test_host_dies_at_each_crash_point_once(harnessed: Harnessed) -> None:
         "attach.",
         "backup.",
         "compact.",
+        "repair.",
     )
     here = {name for name in never if not name.startswith(elsewhere)}
     assert here == {"service.before_reopen"}

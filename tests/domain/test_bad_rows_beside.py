@@ -55,6 +55,7 @@ ELSEWHERE = {
     "test_usage_book": ("usage",),
     "test_spending": ("spent", "spent_quarters"),
     "test_budgets": ("budgets",),
+    "test_repair": ("set_aside",),
     "test_attachments": ("attachments", "attachment_pieces", "attachment_uses"),
 }
 

@@ -192,7 +192,7 @@ async def test_command_compacts_a_stopped_store_and_refuses_where_a_host_runs(
     state = tmp_path / "state"
     with_room(state)
     async with open_runtime(state):
-        assert await run("compact", str(state)) == 1
+        assert await run("compact", str(state)) == 2
         assert "a host runs on" in capsys.readouterr().err
     assert await run("compact", str(state)) == 0
     assert "rows: " in capsys.readouterr().out

@@ -29,7 +29,7 @@ def test_every_point_that_is_hit_is_declared_and_every_declared_one_is_hit() -> 
     assert hit == declared
 
 
-_MODULES = {"open", "writer", "service", "ownership", "close", "compact", "backup"}
+_MODULES = {"open", "writer", "service", "ownership", "close", "compact", "backup", "repair"}
 
 
 def test_an_unarmed_point_does_nothing() -> None:

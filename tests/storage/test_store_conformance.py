@@ -52,6 +52,7 @@ from abeyance.storage.tables.kept import (
 from abeyance.storage.tables.outboxes import Cursor, Outbox
 from abeyance.storage.tables.ownership import Mode, Owner
 from abeyance.storage.tables.prompts import Prompt
+from abeyance.storage.tables.repairs import SetAside
 from abeyance.storage.tables.runs import (
     Choice,
     Run,
@@ -231,6 +232,17 @@ RECORDS = {
         at_ms=1,
     ),
     "quarantine": Quarantined(actor="a", incarnation=1, message="m", error="e", at_ms=1),
+    "set_aside": SetAside(
+        repair="r1",
+        table="ids",
+        key=b"\x02",
+        raw=b"\xff\x00",
+        placed=None,
+        problem="unreadable",
+        reason="checksum",
+        then="gone",
+        at_ms=1,
+    ),
     "log": LogLine(event="e", at_ms=1),
 }
 KEPT = {"meta", "processes", "sequences", "changes"}
