@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from abeyance.storage.tables.blocks import TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
+
 from .capacity import CapacityExhaustedError, Exhaustion, capacity_error_of, exhaustion_of
 from .declaration import ProviderIncompleteError, check_provider
 from .instants import deadline_ms, render_instant
@@ -20,6 +22,7 @@ from .port import (
     ToolSchema,
     Usage,
     note_tokens,
+    use_permit,
 )
 from .reader import read_stated_wait
 from .sessions import NativeSession, SessionLostError, SessionProvider
@@ -53,7 +56,11 @@ __all__ = [
     "SessionProvider",
     "StatedWait",
     "StopReason",
+    "TextBlock",
+    "ThinkingBlock",
+    "ToolResultBlock",
     "ToolSchema",
+    "ToolUseBlock",
     "Usage",
     "UsageReading",
     "UsageWindow",
@@ -68,6 +75,7 @@ __all__ = [
     "read_stated_wait",
     "read_usage",
     "render_instant",
+    "use_permit",
 ]
 
 

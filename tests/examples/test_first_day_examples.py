@@ -187,3 +187,24 @@ def test_a_picture_is_shown_and_a_sound_told_of_in_words(tmp_path: Path) -> None
         "ana: I see: image, text",
         "ana: I see: document, text",
     ]
+
+
+def test_a_server_behind_a_base_url_and_a_second_wire_stream_and_call_tools(tmp_path: Path) -> None:
+    assert play("second_wire.py", str(tmp_path / "state")) == [
+        "ana, in 3 pieces: Let me see.",
+        "ana, in 3 pieces: It is blue.",
+        "bo, in 3 pieces: Let me see.",
+        "bo, in 3 pieces: It is blue.",
+        "asked: /v1/chat/completions /v1/chat/completions /v1/responses /v1/responses",
+    ]
+
+
+def test_a_rotated_key_leaves_its_accounts_wall_and_is_in_no_file(tmp_path: Path) -> None:
+    assert play("key_rotation.py", str(tmp_path / "state")) == [
+        "in the first life: 1 wall, and ana and bo are held",
+        "in the second life: 1 wall, and ana and bo are held",
+        "ana: Hello!",
+        "bo: Hello!",
+        "the vault was asked 3 times",
+        "a key is in 0 files",
+    ]
