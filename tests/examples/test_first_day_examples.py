@@ -208,3 +208,14 @@ def test_a_rotated_key_leaves_its_accounts_wall_and_is_in_no_file(tmp_path: Path
         "the vault was asked 3 times",
         "a key is in 0 files",
     ]
+
+
+def test_history_goes_by_age_and_an_id_that_is_forgotten_is_new(tmp_path: Path) -> None:
+    assert play("retention.py", str(tmp_path / "state")) == [
+        "young: {}",
+        "after 40 days: {'spent': 3, 'carried': 2}",
+        "sent again: stored 6 messages",
+        "after 80 days: {'ids': 3}",
+        "sent again: 8 messages",
+        "calls that are counted: 4",
+    ]
