@@ -34,6 +34,7 @@ _LIMIT = re.compile(
     | (?<!\bif\ )(?<!\bonce\ )(?<!\bwhen\ )\byou(?:'ve|\ have)?\ (?:hit|reached|exceeded)
       \ (?:your|the)\ (?:[\w.-]+\ ){{0,3}}limit\b
     | \b{_SUBJECT}(?:\ usage)?\ limit\ (?:has\ been\ )?(?:reached|exceeded)\b
+    | (?<![\w-]\ )\blimit\ reached(?=\ [·∙•]\ resets\ )   # Of no limit in particular.
     | (?<!\bif\ )(?<!\bonce\ )(?<!\bwhen\ )\byou(?:'re|\ are)\ (?:now\ )?out\ of
       \ (?:extra\ usage|usage\ credits|usage|credits)\b
     """,
@@ -241,7 +242,8 @@ KINDS = (
     ),
     KindRow(
         "words",
-        "`You've hit your … limit`, `… limit reached`, `You're out of extra usage`",
+        "`You've hit your … limit`, `… limit reached`, `Limit reached · resets …`, "
+        "`You're out of extra usage`",
         _QUOTA,
         lambda response: any(True for _ in limits_in(_said(response))),
         WaitScope.ACCOUNT,
