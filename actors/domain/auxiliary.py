@@ -113,6 +113,8 @@ class Auxiliary:
             await trio.lowlevel.checkpoint_if_cancelled()
             if self._store is not None:
                 request = with_attachments(self._store, provider, request)
+            if self._spending is not None:
+                await self._spending.begin(permit, provider)
             with permitted(permit):
                 returned = await bounded_call(provider, request, unshown)
             reply = reply_of(returned, permit)

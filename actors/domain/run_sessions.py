@@ -125,6 +125,7 @@ class RunSession:
             raise CapacityExhaustedError((fact,))
         permit = Permit(next(_ids), f"run:{life.run}", request.model, "run")
         try:
+            await spender.begin(permit, self._provider)
             with permitted(permit):
                 returned = await self._native.send(request, unshown)
             reply = reply_of(returned, permit)

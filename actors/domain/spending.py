@@ -2,7 +2,8 @@
 
 A call is noted when it is over, however it ended, and owed until a commit that holds it is in: for
 a turn's call that is the next commit of its turn (its round, its hold or its end), for an auxiliary
-call one of its own, before its caller has the reply.
+call one of its own, before its caller has the reply. Such a call leaves nothing else that a death
+could be told by, so it is stored as unknown before it is made.
 
 Invariants:
     I1  A noted call has its key from then on; it is put once, by whichever commit takes it.
@@ -24,6 +25,7 @@ from abeyance.actors.core.asks import in_role
 from abeyance.actors.core.clock import Clock
 from abeyance.actors.core.errors import AbeyanceError
 from abeyance.actors.providers.port import Permit, Usage, name_of
+from abeyance.storage.crashpoints import crashpoint, declare
 from abeyance.storage.errors import StorageError
 from abeyance.storage.store import Committed, Key, Refused, Request, Row, Store
 from abeyance.storage.tables.fields import NAME_BYTES_MAX
@@ -48,6 +50,9 @@ LOOK_S: Final = 60.0
 ROWS_A_SLICE: Final = 64
 OWED_MAX: Final = 1_000
 """Calls of one agent that are owed while nothing can be stored; past it the newest is lost."""
+
+declare("usage.begun", "a call is stored as one that may have been made, and it was not yet")
+declare("usage.made", "a call was made that is stored as begun, and what it used is not")
 
 
 class SpendBook:
@@ -162,6 +167,8 @@ class Spender:
         self._book = book
         self._agent = agent
         self._owed: list[SpentCall] = []
+        self._begun: dict[Permit, SpentCall] = {}
+        """Calls that are out, and what is stored of them."""
         self._meters: list[Meter] = []
         self._standings: list[Standing] = []
         self._kept = True
@@ -208,7 +215,7 @@ class Spender:
         return list(scan("spent_quarters", (self._agent,), after=after, limit=ROWS_A_SLICE))
 
     def _owed_of(self, meter: Meter) -> int:
-        calls = (call.record for call in self._owed)
+        calls = (call.record for call in self._owed if call.record is not None)
         return sum(meter.amount(call) for call in calls if meter.period.has(call.at_ms))
 
     def _roll(self, now_ms: int) -> None:
@@ -261,6 +268,23 @@ class Spender:
         """A task takes up a turn: what its calls use is noted here from now on."""
         self.turn = turn
 
+    async def begin(self, permit: Permit, provider: object) -> None:
+        """Have a call stored as one of which nobody knows what it used, before it is made: what is
+        noted of it takes that one's place.
+
+        A checkpoint. Cancelled: as where it was not made. Where nothing can be stored now, it is
+        not, and the call may be made all the same.
+        """
+        record = self._record(permit, provider, permit.model, "unknown", None)
+        call = SpentCall((self._agent, 0, 0, self._number(0, 0)), record, record)
+        self._begun[permit] = call
+        with trio.CancelScope(shield=True):
+            # What is noted is planned by what is stored: this is, or is not, by then.
+            await self._commit([SpentCall(call.key, record)])
+        crashpoint("usage.begun")
+        # Whoever was cut off meanwhile makes no call any more.
+        await trio.lowlevel.checkpoint_if_cancelled()
+
     def note(
         self,
         permit: Permit,
@@ -281,15 +305,37 @@ class Spender:
         """
         told = usage if usage is not None and outcome == "replied" else permit.tokens
         tokens = _tokens(told) or _tokens(permit.tokens)
+        begun = self._begun.pop(permit, None)
         if tokens is None and (refused or not permit.used):
+            if begun is not None:
+                self._owe(begun._replace(record=None))
             return
+        record = self._record(permit, provider, model, outcome, tokens)
+        if begun is not None:
+            crashpoint("usage.made")
+            self._owe(begun._replace(record=record))
+        else:
+            key = (self._agent, turn, round_, self._number(turn, round_))
+            self._owe(SpentCall(key, record))
+        self._book.count(record)
+        self._roll(record.at_ms)
+        for meter in self._meters:
+            meter.add(self._agent, record)
+
+    def _owe(self, call: SpentCall) -> None:
+        if len(self._owed) < OWED_MAX:
+            self._owed.append(call)
+
+    def _record(
+        self, permit: Permit, provider: object, model: str, outcome: Any, tokens: Usage | None
+    ) -> Spent:
         called = named(provider)
         prices = self._book.prices
         cost = None if tokens is None or prices is None else prices.cost(called, model, tokens)
         item = step.get()
         # An agent's own turn is no run's, wherever its agent was added.
         run = None if item is None or permit.purpose == "turn" else item.run
-        record = Spent(
+        return Spent(
             purpose=_purpose(permit.purpose),
             provider=called,
             model=model,
@@ -300,13 +346,6 @@ class Spender:
             at_ms=self._book.clock.now_ms(),
             **({} if tokens is None else {name: getattr(tokens, name) for name in _FIELDS}),
         )
-        if len(self._owed) < OWED_MAX:
-            key = (self._agent, turn, round_, self._number(turn, round_))
-            self._owed.append(SpentCall(key, record))
-        self._book.count(record)
-        self._roll(record.at_ms)
-        for meter in self._meters:
-            meter.add(self._agent, record)
 
     def owed(self) -> Sequence[SpentCall]:
         """What is to join the next commit of the agent's turn."""
@@ -323,17 +362,23 @@ class Spender:
         A checkpoint. Cancelled: what was handed over is stored, or stays owed.
         """
         while calls := self.owed():
-            guards, puts = plan_spent(self._book.store, calls)
+            if not await self._commit(calls):
+                return
+            self.stored(calls)
+
+    async def _commit(self, calls: Sequence[SpentCall]) -> bool:
+        """Store calls, planned anew where somebody was first; False where nothing can be stored."""
+        while True:
+            guards, puts, deletes = plan_spent(self._book.store, calls)
             try:
                 with in_role("runtime"):
-                    asked = self._book.journal.ask(Request(tuple(guards), tuple(puts)))
+                    request = Request(tuple(guards), tuple(puts), tuple(deletes))
+                    asked = self._book.journal.ask(request)
                 outcome = await asked
             except (AbeyanceError, StorageError):
-                return
-            if isinstance(outcome, Committed):
-                self.stored(calls)
-            elif not isinstance(outcome, Refused):
-                return
+                return False
+            if not isinstance(outcome, Refused):
+                return isinstance(outcome, Committed)
 
     def _number(self, turn: int, round_: int) -> int:
         key = (turn, round_)

@@ -2,7 +2,8 @@
 
 Invariants:
     I1  A call's row and its part of the sums are put together, guarded by the row's absence: a
-        commit that is made again, by whoever, counts nothing twice.
+        commit that is made again, by whoever, counts nothing twice. One that was begun stands as
+        unknown in both, and is replaced there once, guarded by its row as it was read.
     I2  A sum that cannot be read keeps no call's row, and no round, from being stored.
 
 Runs in: the loop thread.
@@ -17,7 +18,7 @@ from msgspec.structs import replace
 
 from abeyance.storage.codec import encode
 from abeyance.storage.errors import StorageError
-from abeyance.storage.store import Guard, Put, Store
+from abeyance.storage.store import Delete, Guard, Put, Store
 from abeyance.storage.tables.slots import Carried, Turn
 from abeyance.storage.tables.spent import (
     COST_MAX,
@@ -33,6 +34,7 @@ from .slot_draft import Draft
 
 SpentKey: TypeAlias = tuple[str, int, int, int]
 """Agent, turn, round, call. Of auxiliary calls turn and round are 0."""
+_Sums: TypeAlias = dict[tuple[str, int, str], tuple[list[Spent], list[Spent]]]
 JOINED_MAX: Final = 16
 """Calls that join one commit; what is more has one of its own."""
 
@@ -41,7 +43,10 @@ class SpentCall(NamedTuple):
     """One call, and the key that its row has or will have."""
 
     key: SpentKey
-    record: Spent
+    record: Spent | None
+    """What it used; None: nothing, for it was not made, or refused."""
+    begun: Spent | None = None
+    """What was stored of it before it was made."""
 
 
 def next_call(store: Store, agent: str, turn: int, round_: int) -> int:
@@ -51,35 +56,64 @@ def next_call(store: Store, agent: str, turn: int, round_: int) -> int:
     return 1
 
 
-def plan_spent(store: Store, calls: Iterable[SpentCall]) -> tuple[list[Guard], list[Put]]:
+def plan_spent(
+    store: Store, calls: Iterable[SpentCall]
+) -> tuple[list[Guard], list[Put], list[Delete]]:
     """What puts calls that are not stored yet, and adds them to their sums."""
     guards: list[Guard] = []
     puts: list[Put] = []
-    sums: dict[tuple[str, int, str], list[Spent]] = {}
+    deletes: list[Delete] = []
+    sums: _Sums = {}
     for call in calls:
-        if not _is_absent(store, call.key):
+        counter = _counter(store, call)
+        if counter is None:
             continue
-        guards.append(Guard("spent", call.key, 0))
-        puts.append(Put("spent", call.key, encode(call.record)))
-        at_ms = call.record.at_ms
-        place = (call.key[0], at_ms - at_ms % QUARTER_MS, call.record.purpose)
-        sums.setdefault(place, []).append(call.record)
-    for key, records in sums.items():
+        guards.append(Guard("spent", call.key, counter))
+        if call.record is None:
+            deletes.append(Delete("spent", call.key))
+        else:
+            puts.append(Put("spent", call.key, encode(call.record)))
+            _sums_of(sums, call.key, call.record)[0].append(call.record)
+        if counter:
+            assert call.begun is not None
+            _sums_of(sums, call.key, call.begun)[1].append(call.begun)
+    for key, (records, begun) in sums.items():
         try:
             row = store.get("spent_quarters", key)
         except StorageError:
             continue
         guards.append(Guard("spent_quarters", key, 0 if row is None else row.counter))
-        quarter = summed(() if row is None else row.record.parts, records)
-        puts.append(Put("spent_quarters", key, encode(quarter)))
-    return guards, puts
+        parts = without(() if row is None else row.record.parts, begun)
+        puts.append(Put("spent_quarters", key, encode(summed(parts, records))))
+    return guards, puts, deletes
+
+
+def _sums_of(sums: _Sums, key: SpentKey, record: Spent) -> tuple[list[Spent], list[Spent]]:
+    """Where a record is summed up: what is added there, and what is taken off."""
+    at_ms = record.at_ms
+    place = (key[0], at_ms - at_ms % QUARTER_MS, record.purpose)
+    return sums.setdefault(place, ([], []))
+
+
+def _counter(store: Store, call: SpentCall) -> int | None:
+    """The counter of a call's row as it must be for what it used to be put: 0 where there must be
+    none; None where nothing is to be put."""
+    try:
+        row = store.get("spent", call.key)
+    except StorageError:
+        return None  # Something stands there, and putting it would keep the round from it.
+    if row is None:
+        return None if call.record is None else 0
+    is_open = call.begun is not None and row.record.outcome == "unknown"
+    return row.counter if is_open else None
 
 
 def join_spent(draft: Draft, store: Store, calls: Sequence[SpentCall]) -> None:
     """Have a slot's commit put what the calls behind it used."""
     if calls:
-        guards, puts = plan_spent(store, calls)
+        guards, puts, deletes = plan_spent(store, calls)
         draft.guards = (*draft.guards, *guards)
+        draft.deletes += deletes
         for put in puts:
             draft.puts[put.table, put.key] = put
 
@@ -124,12 +158,22 @@ def summed(parts: Sequence[SpentPart], records: Iterable[Spent]) -> SpentQuarter
     return SpentQuarter(parts=tuple(by.values()))
 
 
+def without(parts: Sequence[SpentPart], begun: Iterable[Spent]) -> tuple[SpentPart, ...]:
+    """The sums without calls that were counted as unknown."""
+    left = list(parts)
+    for record in begun:
+        # In a part of its own, or among those that had no more room.
+        for key in (_of(record), (None, EVERY, record.currency)):
+            found = next((part for part in left if _of(part) == key and part.unknown), None)
+            if found is not None:
+                break
+        else:
+            continue
+        rest = replace(found, calls=found.calls - 1, unknown=found.unknown - 1)
+        at = left.index(found)
+        left[at : at + 1] = [rest] if rest.calls else []
+    return tuple(left)
+
+
 def _of(part: SpentPart | Spent) -> tuple[str | None, str, str | None]:
     return part.provider, part.model, part.currency
-
-
-def _is_absent(store: Store, key: SpentKey) -> bool:
-    try:
-        return store.get("spent", key) is None
-    except StorageError:
-        return False  # Something stands there, and putting it would keep the round from it.

@@ -24,7 +24,8 @@ SpentFor: TypeAlias = Literal["turn", "auxiliary", "ephemeral", "run"]
 
 
 class Spent(Record, frozen=True, kw_only=True):
-    """What one provider call used. Written once, with the round that it was made for."""
+    """What one provider call used. Written once, with the round that it was made for; without a
+    round, as unknown before it is made, and once more when it is over."""
 
     KIND = "spent"
     purpose: SpentFor
@@ -32,7 +33,7 @@ class Spent(Record, frozen=True, kw_only=True):
     """How its adapter is called; None: nobody is left to say."""
     model: Name
     outcome: Literal["replied", "failed", "cut_off", "unknown"]
-    """`unknown`: its process died, and it may have been made."""
+    """`unknown`: it is out, or its process died, and it may have been made."""
     input_tokens: Tokens | None = None
     """None, here and below: nobody knows. Of a call that did not reply: at least so many."""
     output_tokens: Tokens | None = None

@@ -91,6 +91,7 @@ def test_host_dies_at_each_crash_point_once(harnessed: Harnessed) -> None:
         "turn.after_too_long",
         "retention.",
         "attach.",
+        "usage.",
         "backup.",
         "compact.",
         "repair.",

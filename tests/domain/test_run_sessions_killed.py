@@ -15,8 +15,10 @@ from .children.sessions import SAID
 from .test_runs_killed import DRAWN, HOUR, KILLED, NOW, drawn_of, rows
 
 POINTS = (
-    *(f"writer.{side}_commit:{n}" for side in ("before", "after") for n in range(2, 8)),
+    *(f"writer.{side}_commit:{n}" for side in ("before", "after") for n in range(2, 9)),
     "run.after_session",
+    "usage.begun",
+    "usage.made",
     *(f"run.after_started:{n}" for n in (2, 3)),
     "run.after_body",
     "run.after_done",

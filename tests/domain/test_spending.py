@@ -7,11 +7,12 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+import trio
 from trio.testing import MockClock
 
 from abeyance.actors import AgentSpec, Price, Prices, open_runtime
 from abeyance.actors.domain.errors import InvalidInputError
-from abeyance.actors.domain.spent_rows import SpentCall, plan_spent, summed
+from abeyance.actors.domain.spent_rows import SpentCall, plan_spent, summed, without
 from abeyance.actors.providers.port import ProviderError, Usage, note_tokens
 from abeyance.actors.testing import Gate, call_tool, fail, reply
 from abeyance.storage.check import check
@@ -386,6 +387,107 @@ async def test_call_of_a_host_that_is_killed_counts_once_or_as_unknown(
             assert check(runtime._store).findings == ()
 
 
+@pytest.mark.parametrize(
+    ("point", "outcomes"),
+    [
+        ("usage.begun", ["replied", "unknown"]),
+        ("in the call", ["replied", "unknown"]),
+        ("usage.made", ["replied", "unknown"]),
+        ("writer.before_commit:2", ["replied", "unknown"]),
+        ("writer.after_commit:2", ["replied", "replied"]),
+    ],
+)
+async def test_auxiliary_call_of_a_host_that_is_killed_counts_once_or_as_unknown(
+    world: World, virtual_time: MockClock, point: str, outcomes: list[str]
+) -> None:
+    assert lived(spending.ask_beside, world.directory, point).status == KILLED
+    for _ in range(2):
+        async with world.open() as runtime:
+            # Also where its agent is never added again.
+            report = await runtime.usage("ana")
+            assert (report.calls, report.tokens) == (2, 1_100 * outcomes.count("replied"))
+            unknown = sum(line.unknown_calls for line in report.lines)
+            assert unknown == outcomes.count("unknown")
+            assert [outcome for _, outcome, _ in counted(world)] == outcomes
+            assert check(runtime._store).findings == ()
+    async with world.open() as runtime:
+        ana = await world.add([used()])
+        await ana.auxiliary_call(ask())
+        assert (await runtime.usage("ana")).calls == 3
+
+
+async def test_auxiliary_call_is_unknown_while_it_is_out_and_what_was_refused_is_none(
+    world: World, virtual_time: MockClock
+) -> None:
+    gate = Gate(used())
+    async with world.open(prices=PRICES) as runtime:
+        refused = [fail(400), fail(429, retry_after=1)]
+        ana = await world.add([gate, *refused, Tells(fail(None, retryable=True)), Gate(used())])
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ana.auxiliary_call, ask())
+            await gate.wait_entered()
+            assert counted(world) == [((0, 0, 1), "unknown", None)]
+            assert [line.unknown_calls for line in (await runtime.usage()).lines] == [1]
+            gate.release()
+        (line,) = (await runtime.usage()).lines
+        assert (line.calls, line.unknown_calls, line.input_tokens) == (1, 0, 1_000)
+        for _ in refused:
+            with pytest.raises(ProviderError):
+                await ana.auxiliary_call(ask())
+            await trio.sleep(2)
+        assert (await runtime.usage()).lines == (line,)
+        with pytest.raises(ProviderError):
+            await ana.auxiliary_call(ask())
+        # One that is cut off may have been answered.
+        with trio.move_on_after(5) as cut:
+            await ana.auxiliary_call(ask())
+        assert cut.cancelled_caught
+        assert [each[1:] for each in counted(world)] == [
+            ("replied", 1_000),
+            ("failed", 1_000),
+            ("cut_off", None),
+        ]
+        report = await runtime.usage()
+        assert (report.calls, sum(each.unknown_calls for each in report.lines)) == (3, 1)
+        assert check(runtime._store).findings == ()
+
+
+async def test_auxiliary_call_that_is_cancelled_before_it_is_made_leaves_nothing(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open() as runtime:
+        ana = await world.add([used()])
+        ask_, scope = runtime._journal.ask, trio.CancelScope()
+
+        def cancelling(request: Any) -> Any:
+            if any(put.table == "spent" for put in request.puts):
+                scope.cancel()
+            return ask_(request)
+
+        runtime._spending.journal = type("J", (), {"ask": staticmethod(cancelling)})()
+        with scope:
+            await ana.auxiliary_call(ask())
+        assert scope.cancelled_caught
+        assert world.providers[0].requests == []
+        assert counted(world) == []
+        assert (await runtime.usage()).calls == 0
+
+
+def test_calls_that_were_begun_are_taken_off_where_they_were_counted() -> None:
+    def call(model: str) -> Spent:
+        return Spent(purpose="auxiliary", provider="p", model=model, outcome="unknown", at_ms=0)
+
+    models = [f"m{number}" for number in range(SPENT_PARTS_MAX + 2)]
+    parts = summed((), [call(model) for model in (*models, "m0")]).parts
+    left = without(parts, [call("m0"), call("m1"), call(models[-1])])
+    assert len(left) == len(parts) - 1
+    by = {part.model: (part.calls, part.unknown) for part in left}
+    assert (by["m0"], by["*"], "m1" in by) == ((1, 1), (1, 1), False)
+    # What is counted nowhere is taken off nowhere.
+    assert without(left, [call("m1"), call("m1"), call("m1")])[0].calls == 1
+    assert without((), [call("m0")]) == ()
+
+
 async def test_what_is_stored_already_is_planned_once(
     world: World, virtual_time: MockClock
 ) -> None:
@@ -395,7 +497,7 @@ async def test_what_is_stored_already_is_planned_once(
         await ana.wait_idle()
         ((key, row),) = runtime._store.scan("spent", ("ana",))
         assert isinstance(row, Row)
-        assert plan_spent(runtime._store, [SpentCall(key, row.record)]) == ([], [])
+        assert plan_spent(runtime._store, [SpentCall(key, row.record)]) == ([], [], [])
         # One that was on its way is refused by its guard, as a whole.
-        guards, _ = plan_spent(runtime._store, [SpentCall((*key[:3], 9), row.record)])
+        guards, *_ = plan_spent(runtime._store, [SpentCall((*key[:3], 9), row.record)])
         assert guards[0].counter == 0
