@@ -40,7 +40,7 @@ from .errors import (
 )
 from .locks import FILE_MODE, FileLock
 from .precheck import Meta
-from .tables import FORMAT
+from .tables import FORMAT, FORMATS
 
 DIRECTORY_MODE: Final = 0o700
 STORE: Final = "store"
@@ -151,6 +151,14 @@ def read_identity(store: Path) -> Identity:
     return identity
 
 
+def write_format(store: Path, number: int) -> None:
+    """Have store.json say another format. Durable: on return."""
+    path = store / "store.json"
+    found = json.loads(path.read_bytes())
+    _write(path, {**found, "format": number})
+    sync_directory(store)
+
+
 def was_closed_cleanly(store: Path, meta: Meta) -> bool:
     """Whether the last process closed the store, in exactly this state."""
     try:
@@ -200,7 +208,7 @@ def _create(state: Path, store: Path, now_ms: int, fill: Callable[[Path, Identit
     making = state / f"{_CREATING}{secrets.token_hex(8)}"
     try:
         prepare(making)
-        identity = Identity(secrets.token_hex(16), FORMAT, now_ms)
+        identity = Identity(secrets.token_hex(16), FORMATS[0], now_ms)
         _write(making / "store.json", identity._asdict())
         fill(making, identity)
         sync_directory(making)

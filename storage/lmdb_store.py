@@ -472,6 +472,15 @@ def _check_identity(store: Path, identity: Identity, row: Row | None) -> StoreMe
             findings=(found,),
         )
     meta: StoreMeta = row.record
+    if meta.format > identity.format:
+        # Versions that do not know the data's format would take it for one that they know.
+        found = f"data of format {meta.format}"
+        raise DamagedStoreError(
+            f"{store} should be of format {identity.format} and holds {found}; nothing was "
+            "changed; restore a backup, or the store.json that is its own",
+            path=str(store),
+            findings=(found,),
+        )
     return meta
 
 

@@ -77,7 +77,15 @@ _BUCKETS: Final = {
 
 def _wait(table: str) -> Rule:
     def rule(look: Look, key: Key) -> Answer:
-        wait = Wait(deadline_ms=None, reason=_REASON, set_ms=look.now_ms, act="check.repair")
+        act = f"repair.{look.now_ms}"
+        wait = Wait(
+            deadline_ms=None,
+            reason=_REASON,
+            set_ms=look.now_ms,
+            act=act,
+            hold=act,
+            since_ms=look.now_ms,
+        )
         then = "a wait without an end holds there until it is released"
         return Mending((Change(table, key, wait),), then)
 

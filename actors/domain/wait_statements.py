@@ -43,13 +43,14 @@ def acts_of_statement(
         if table != ACCOUNT_TABLE:
             # Behind a release of what could not be read, which ends what was stated up to it.
             set_ms = max(now_ms, book.overrides.released_ms(*key) + 1)
+        act = act_id()
         wait = Wait(
             deadline_ms=until_ms,
             reason=clean_text(stated.reason, REASON_CHARS_MAX),
             set_ms=set_ms,
-            act=act_id(),
-            hold=None if stands is None else stands.hold or stands.act,
-            since_ms=None if stands is None else _since(stands),
+            act=act,
+            hold=act if stands is None else stands.hold or stands.act,
+            since_ms=set_ms if stands is None else _since(stands),
         )
         acts.append(WaitAct(key, wait, table))
 

@@ -50,7 +50,7 @@ from .render import json_text
 
 # In the order in which the help lists their commands.
 from . import agent_commands, approval_commands, record_commands, run_commands, schedule_commands  # isort: skip  # noqa: F401
-from . import store_commands, usage_commands, outbox_commands  # isort: skip  # noqa: F401
+from . import store_commands, migrate_command, usage_commands, outbox_commands  # isort: skip  # noqa: F401
 from . import serve_command, demo_command  # isort: skip  # noqa: F401
 
 TRACEBACK: Final = "ABEYANCE_TRACEBACK"

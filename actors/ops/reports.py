@@ -181,6 +181,29 @@ class StoreRepairReport(msgspec.Struct, frozen=True, kw_only=True):
     """Where the copy from before is; None: nothing was to be done, and none was made."""
 
 
+class FormatReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The format of a store, and what a migration to the newest one would write."""
+
+    directory: str
+    store: int
+    data: int
+    """Less than `store`: a migration was begun and is not over."""
+    newest: int
+    rows: dict[str, int]
+    unreadable: int
+
+
+class MigratedReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a migration came to."""
+
+    directory: str
+    before: int
+    after: int
+    rows: int
+    backup: str | None
+    """Where the copy from before is; None: nothing was to be done, and none was made."""
+
+
 class UndoRepairReport(msgspec.Struct, frozen=True, kw_only=True):
     """What putting a repair's rows back came to."""
 

@@ -91,7 +91,10 @@ TABLES: Final[dict[str, Table]] = {
     )
 }
 
-FORMAT: Final = 1
-"""The store's format. A store of a newer format is refused whole."""
+FORMATS: Final = (1, 2)
+"""The formats of a store that this version knows, oldest first. New stores are of the first, which
+the version before reads; a store goes from one to the next when an operator says so (`migrate`)."""
+FORMAT: Final = FORMATS[-1]
+"""The newest of them. A store of a newer format is refused whole."""
 
-__all__ = ["FORMAT", "TABLES", "Table"]
+__all__ = ["FORMAT", "FORMATS", "TABLES", "Table"]

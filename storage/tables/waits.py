@@ -20,10 +20,10 @@ class Wait(Record, frozen=True, kw_only=True):
     set_ms: Instant
     act: Name
     hold: Name | None = None
-    """The act that began the hold: of waits that took over from one another the first's. None: this
-    one's own."""
+    """The act that began the hold: of waits that took over from one another the first's. None, in
+    format 1: this one's own."""
     since_ms: Instant | None = None
-    """When that was stated. None: `set_ms`."""
+    """When that was stated. None, in format 1: `set_ms`."""
 
 
 class WaitReleased(Record, frozen=True, kw_only=True):

@@ -1,4 +1,5 @@
-"""`python -m tests.golden NAME`: write a store of what this version writes, to be read for ever.
+"""`python -m tests.golden NAME [FORMAT]`: write a store of what this version writes, to be read for
+ever; of the format that new ones are of, or of another.
 
 NAME is a day, `2026-12-03`; one that is there is never written again. Beside the store, as its
 files are with the data packed, `rows.json` says which records every table has, as they were put.
@@ -18,8 +19,9 @@ from abeyance.storage.backup import backup
 from abeyance.storage.batch import KEPT_BY_THE_STORE
 from abeyance.storage.codec import encode
 from abeyance.storage.lmdb_store import LmdbStore
+from abeyance.storage.migrate import migrate
 from abeyance.storage.store import Append, Committed, Delete, Put, Request
-from abeyance.storage.tables import TABLES
+from abeyance.storage.tables import FORMATS, TABLES
 
 from .samples import key_of, plain, samples
 
@@ -77,7 +79,7 @@ def rows(store: LmdbStore) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def write(place: Path) -> None:
+def write(place: Path, to: int = FORMATS[0]) -> None:
     """Make a store, and put its files in a directory that is not there yet."""
     place.mkdir()
     with tempfile.TemporaryDirectory() as scratch:
@@ -89,6 +91,8 @@ def write(place: Path) -> None:
             store.close()
         # A backup has no free pages, so that what is kept for ever is small.
         backup(first, second, clock_ms=CLOCK.now_ms)
+        if to != FORMATS[0]:
+            migrate(second, Path(scratch, "before"), to=to, clock_ms=CLOCK.now_ms)
         store = LmdbStore.open(second, clock_ms=CLOCK.now_ms, read_only=True)
         try:
             listed = rows(store)
@@ -105,4 +109,4 @@ def write(place: Path) -> None:
 
 
 if __name__ == "__main__":
-    write(HERE / sys.argv[1])
+    write(HERE / sys.argv[1], *map(int, sys.argv[2:]))

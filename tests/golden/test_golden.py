@@ -19,7 +19,7 @@ from abeyance.storage.codec import encode
 from abeyance.storage.directory import prepare
 from abeyance.storage.lmdb_store import LmdbStore
 from abeyance.storage.store import Append, Committed, Put, Request
-from abeyance.storage.tables import TABLES
+from abeyance.storage.tables import FORMATS, TABLES
 
 from .__main__ import HERE, write
 from .samples import plain
@@ -145,6 +145,11 @@ def test_every_kind_of_record_is_in_a_store_that_is_kept() -> None:
         (table.name, kind.KIND, kind.VERSION) for table in TABLES.values() for kind in table.kinds
     }
     assert written - kept == set(), "run python -m tests.golden DAY"
+
+
+def test_every_format_is_kept() -> None:
+    kept = {json.loads((HERE / name / "store.json").read_bytes())["format"] for name in STORES}
+    assert kept == set(FORMATS), "run python -m tests.golden DAY FORMAT"
 
 
 def test_what_is_kept_is_small() -> None:

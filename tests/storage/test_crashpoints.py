@@ -29,7 +29,17 @@ def test_every_point_that_is_hit_is_declared_and_every_declared_one_is_hit() -> 
     assert hit == declared
 
 
-_MODULES = {"open", "writer", "service", "ownership", "close", "compact", "backup", "repair"}
+_MODULES = {
+    "open",
+    "writer",
+    "service",
+    "ownership",
+    "close",
+    "compact",
+    "backup",
+    "repair",
+    "migrate",
+}
 
 
 def test_an_unarmed_point_does_nothing() -> None:

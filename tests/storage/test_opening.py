@@ -35,6 +35,7 @@ from abeyance.storage.errors import (
 from abeyance.storage.lmdb_store import LmdbStore
 from abeyance.storage.locks import FileLock
 from abeyance.storage.store import Committed, Request
+from abeyance.storage.tables import FORMAT
 
 CHILDREN = Path(__file__).parent / "children"
 
@@ -238,7 +239,7 @@ _DAMAGES: dict[str, tuple[Callable[[Path], None], type[StorageError]]] = {
     "store.json deleted": (_delete("store.json"), DamagedStoreError),
     "store.json of another type": (_store_json(store_id=5), DamagedStoreError),
     "another store's data": (_other_data, DamagedStoreError),
-    "newer format": (_store_json(format=2), NewerFormatError),
+    "newer format": (_store_json(format=FORMAT + 1), NewerFormatError),
 }
 
 
