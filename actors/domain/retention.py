@@ -42,6 +42,8 @@ FIRST_S: Final = 300.0
 EVERY_S: Final = 3_600.0
 ROWS_A_COMMIT: Final = 64
 ROWS_A_SLICE: Final = 64
+IDS_A_SLICE: Final = 16
+"""For each of which the row of its message is read, too."""
 _CONTENTS: Final = ("bodies", "ids", "carried", "contexts", "tool_calls", "approvals", "turns")
 """Tables whose rows an ephemeral run leaves under its own name, beside those of its slot."""
 _logger = Log(__name__)
@@ -113,8 +115,9 @@ class _NotNow(Exception):
 class _Walk:
     """The rows of a table, a slice a step. No generator: one that is left early needs an end."""
 
-    def __init__(self, store: Store, table: str, prefix: Key) -> None:
+    def __init__(self, store: Store, table: str, prefix: Key, size: int) -> None:
         self._store = store
+        self._size = size
         self._place = table, prefix
         self._slice: deque[tuple[Key, Any]] = deque()
         self._after: Key | None = None
@@ -126,9 +129,9 @@ class _Walk:
     async def __anext__(self) -> tuple[Key, Any]:
         if not self._slice and not self._is_last:
             await trio.lowlevel.checkpoint()
-            rows = self._store.scan(*self._place, after=self._after, limit=ROWS_A_SLICE)
+            rows = self._store.scan(*self._place, after=self._after, limit=self._size)
             self._slice.extend(rows)
-            self._is_last = len(self._slice) < ROWS_A_SLICE
+            self._is_last = len(self._slice) < self._size
         if not self._slice:
             raise StopAsyncIteration
         found = self._slice.popleft()
@@ -310,7 +313,7 @@ class Pruner:
         if days is None:
             return
         ids, old = Ids(self._store, self._before(days)), list[_Old]()
-        async for key, row in self._rows("ids"):
+        async for key, row in self._rows("ids", size=IDS_A_SLICE):
             if isinstance(row, Row) and ids.is_old(key, row.record):
                 old.append(_Old("ids", key, row.counter))
             if len(old) >= self._room:
@@ -371,8 +374,8 @@ class Pruner:
         crashpoint("retention.between")
         return True
 
-    def _rows(self, table: str, prefix: Key = ()) -> _Walk:
-        return _Walk(self._store, table, prefix)
+    def _rows(self, table: str, prefix: Key = (), size: int = ROWS_A_SLICE) -> _Walk:
+        return _Walk(self._store, table, prefix, size)
 
     def _before(self, days: int | None) -> int:
         """Before which instant what was is old; with None, nothing is."""
