@@ -9,10 +9,19 @@ from typing import Any
 import pytest
 
 from abeyance.actors.providers import AnthropicProvider, OpenAIProvider
-from abeyance.actors.testing import Answer, ScriptedProvider, WallClock, fail, reply
+from abeyance.actors.providers.port import Permit, ProviderError, permitted
+from abeyance.actors.testing import (
+    Answer,
+    ScriptedProvider,
+    ScriptedSessions,
+    WallClock,
+    fail,
+    reply,
+)
 from abeyance.actors.testing.conformance import ProviderConformance, Served, WireConformance
 from abeyance.actors.testing.context_conformance import ContextConformance
 from abeyance.actors.testing.scripted import Step
+from abeyance.actors.testing.session_conformance import SessionConformance
 from abeyance.storage.tables.blocks import ToolUseBlock
 
 
@@ -54,6 +63,70 @@ class TestScriptedProvider(ProviderConformance):
         yield Served(provider, lambda: len(provider.requests), clock)
 
 
+class TestScriptedSessions(SessionConformance):
+    @asynccontextmanager
+    async def serving(self, *answers: Answer) -> AsyncIterator[Served]:
+        clock = WallClock()
+        far = ScriptedSessions(resumable=self.resumes)
+        provider = self.adapter([step(answer) for answer in answers], sessions=far, clock=clock)
+        yield Served(provider, lambda: len(provider.requests), clock)
+
+    def adapter(self, script: list[Step], **how: Any) -> ScriptedProvider:
+        return ScriptedProvider(script, **how)
+
+    async def lose(self, served: Served, handle: str) -> None:
+        served.provider.sessions.lose(handle)  # type: ignore[attr-defined]
+
+
+class TestScriptedSessionsWithoutHandles(TestScriptedSessions):
+    resumes = False
+
+
+class _Forgetful(ScriptedProvider):
+    """Opens another session in the place of one that is lost."""
+
+    def session(self, handle: str | None = None) -> Any:
+        return super().session(handle if handle in self.sessions.handles else None)
+
+
+class _Eager(ScriptedProvider):
+    """Says everything again that was refused, and tells of the refusal."""
+
+    @asynccontextmanager
+    async def session(self, handle: str | None = None) -> AsyncIterator[Any]:
+        async with super().session(handle) as session:
+            said = session.send
+
+            async def send(request: Any, on_delta: Any) -> Any:
+                try:
+                    return await said(request, on_delta)
+                except ProviderError:
+                    with permitted(Permit(99, "run", "m", "run")):
+                        await said(request, on_delta)
+                    raise
+
+            session.send = send  # type: ignore[method-assign]
+            yield session
+
+
+@pytest.mark.parametrize(
+    ("adapter", "test"),
+    [
+        (_Forgetful, "test_what_was_lost_is_told_and_no_other_opened_in_its_place"),
+        (_Eager, "test_a_limit_is_one_error_that_carries_what_was_stated"),
+    ],
+)
+async def test_suite_of_sessions_finds_an_adapter_that_breaks_a_rule(
+    adapter: type[ScriptedProvider], test: str
+) -> None:
+    class Broken(TestScriptedSessions):
+        def adapter(self, script: list[Step], **how: Any) -> ScriptedProvider:
+            return adapter(script, **how)
+
+    with pytest.raises(AssertionError):
+        await getattr(Broken(), test)()
+
+
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_CUSTOM_HEADERS"):
@@ -66,6 +139,7 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         (ProviderConformance, "serving"),
         (WireConformance, "adapter"),
         (ContextConformance, "strategy"),
+        (SessionConformance, "serving"),
     ],
 )
 def test_suite_that_says_nothing_of_what_it_is_about_cannot_be_run(suite: Any, what: str) -> None:
