@@ -79,7 +79,7 @@ def migrate_store(
             typer.echo(f"It is of format {to}: nothing is to be migrated.")
         else:
             typer.echo(
-                f"It is of format {to} now; {done.rows:,} rows were written. As it was before: "
+                f"It is of format {to} now. Written: {shell.counted(done.rows)}. As it was before: "
                 f"{place}"
             )
 
@@ -99,7 +99,7 @@ def _say(found: Format, to: int) -> None:
         count = sum(found.rows.values())
         where = " and ".join(found.rows)
         typer.echo(
-            f"Format {to}: {count:,} rows{' of ' + where if where else ''} would be written. "
+            f"Format {to} would write {shell.counted(count)}{' of ' + where if where else ''}. "
             f"Versions that know no format {to} refuse the store then, until --back."
         )
     else:
@@ -108,7 +108,7 @@ def _say(found: Format, to: int) -> None:
         )
     if found.unreadable:
         typer.echo(
-            f"{found.unreadable} rows that are to be written cannot be read: mend them first "
+            f"{shell.counted(found.unreadable)} to be written cannot be read: mend them first "
             "(abeyance check --repair)."
         )
 

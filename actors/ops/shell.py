@@ -90,6 +90,11 @@ def done_anyway(what: str) -> Iterator[None]:
         say(f"{what} cannot be printed ({cause})")
 
 
+def counted(rows: int) -> str:
+    """So many rows, in words."""
+    return "1 row" if rows == 1 else f"{rows:,} rows"
+
+
 def confirm(question: str, *, yes: bool, as_json: bool) -> None:
     """Ask on a terminal before something is changed; end the command where it is not wanted."""
     if yes:

@@ -161,8 +161,8 @@ def _tell(directory: Path, place: Path, done: Repaired, *, as_json: bool) -> Non
         else:
             print_plan(shell.console(), done.stays)
             typer.echo(
-                f"{done.rows} rows are set aside; abeyance check lists them, and --undo-repair "
-                f"puts them back. As it was before: {place}"
+                f"Set aside: {shell.counted(done.rows)}. abeyance check lists them, and "
+                f"--undo-repair puts them back. As it was before: {place}"
             )
     if report.findings:
         raise typer.Exit(shell.FAILED)
@@ -181,8 +181,8 @@ def _undo(directory: Path, *, yes: bool, as_json: bool) -> None:
     if not as_json:
         at = datetime.fromtimestamp(kept[-1].at_ms / 1_000, UTC)
         typer.echo(
-            f"{count} rows that the repair of {at:%Y-%m-%d %H:%M:%S} UTC set aside are put back, "
-            "as unreadable as they were"
+            f"What the repair of {at:%Y-%m-%d %H:%M:%S} UTC set aside is put back, as unreadable "
+            f"as it was: {shell.counted(count)}."
         )
     if count:
         shell.confirm("Put them back?", yes=yes, as_json=as_json)
@@ -194,7 +194,7 @@ def _undo(directory: Path, *, yes: bool, as_json: bool) -> None:
         else:
             for each in report.stays:
                 typer.echo(f"stays set aside: {each.table} {each.key}, written anew since")
-            typer.echo(f"{undone.rows} rows were put back.")
+            typer.echo(f"Put back: {shell.counted(undone.rows)}.")
     if undone.stays:
         raise typer.Exit(shell.FAILED)
 
