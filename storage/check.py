@@ -82,6 +82,10 @@ def _references(store: Store, table: str, key: Key, record: Any) -> Iterator[Fin
         wanted.append(("bodies", body_key(str(key[0]), record.row)))
     elif table == "heads" and record.open_turn is not None:
         wanted.append(("turns", (key[0], record.open_turn)))
+    elif table == "turns":
+        wanted.append(("heads", (key[0],)))  # It has their next number.
+    elif table == "carried":
+        wanted.append(("leases", (key[0],)))
     elif table == "bodies":
         for digest in sorted({block.digest for _, block in attachments_in(record.blocks)}):
             wanted.append(("attachments", (digest,)))
@@ -128,7 +132,7 @@ def _is_there(store: Store, table: str, key: Key) -> bool:
 def _sequences(store: Store) -> Iterator[Finding]:
     """Keys that the store would allot again."""
     for table in TABLES.values():
-        if not table.append:
+        if not table.append and table.name != "changes":
             continue
         last = next(iter(store.scan(table.name, limit=1, reverse=True)), None)
         if last is None:

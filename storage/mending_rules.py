@@ -292,6 +292,8 @@ DANGLING: Final[dict[tuple[str, str], Rule]] = {
     ("slots", "bodies"): mending_slots.words,
     ("edits", "bodies"): taken_out("edits", OUT["edits"]),
     ("heads", "turns"): _open_turn,
+    ("turns", "heads"): lambda look, key: mending_agents.head(look, key[:1]),
+    ("carried", "leases"): lambda look, key: mending_slots.lease(look, key[:1]),
     ("bodies", "attachments"): mending_slots.attached,
     ("bodies", "attachment_uses"): _of_body,
     ("attachments", "attachment_pieces"): _attachment,

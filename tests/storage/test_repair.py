@@ -26,13 +26,13 @@ from abeyance.storage.keys import encode_key
 from abeyance.storage.lmdb_store import LmdbStore
 from abeyance.storage.mending import Mending, Stays
 from abeyance.storage.repair import listed, repair, undo
-from abeyance.storage.store import Append, Committed, Put, Request
+from abeyance.storage.store import Append, Committed, Key, Put, Request
 from abeyance.storage.tables import TABLES
 from abeyance.storage.tables.attachments import Attachment, AttachmentPiece, AttachmentUse
 from abeyance.storage.tables.blocks import ImageBlock, TextBlock
 from abeyance.storage.tables.repairs import SetAside
 from abeyance.storage.tables.runs import Run, RunItem
-from abeyance.storage.tables.slots import Body, Entry
+from abeyance.storage.tables.slots import Body, Carried, Entry, Turn
 
 from ..golden.samples import key_of, samples
 from ..lives import KILLED, begin, lived
@@ -285,6 +285,51 @@ def test_numbers_go_on_behind_all_that_were_given(messages: Path, sequence: str)
     store.close()
     filled(messages)
     assert looked(messages, kept=True)
+
+
+def test_a_store_that_would_give_a_revision_twice_is_found_and_mended(messages: Path) -> None:
+    store = opened(messages)
+    environment, key = store._environment, encode_key((str,), ("changes",))
+    with environment._env.begin(write=True) as transaction:  # type: ignore[union-attr]
+        transaction.delete(key, db=environment.tables["sequences"])
+    store.close()
+    (found,) = looked(messages)
+    assert (found.problem, found.table) == ("sequence", "changes")
+    mend(messages)
+    assert looked(messages) == []
+    filled(messages)
+
+
+@pytest.mark.parametrize(
+    ("table", "names"),
+    [(("turns", ("ana", 4)), "heads"), (("carried", ("ana", 4)), "leases")],
+    ids=["turns", "requests"],
+)
+def test_a_row_that_is_gone_and_had_the_next_number_of_others_is_found_and_made_anew(
+    messages: Path, table: tuple[str, Key], names: str
+) -> None:
+    store = opened(messages)
+    records: dict[str, Any] = {
+        "turns": Turn(
+            slot="ana", state="done", round=1, attempts=1, provider="P", model="m", started_ms=1
+        ),
+        "carried": Carried(agent="ana", turn=1, round=1, rows=((1, 9),), sent=True),
+    }
+    store.commit(Request(puts=(Put(*table, encode(records[table[0]])),)))
+    store.close()
+    (found,) = looked(messages)
+    assert (found.table, found.names) == (table[0], (names, ("ana",)))
+    mend(messages)
+    assert looked(messages) == []
+    store = opened(messages, read_only=True)
+    row = store.get(names, ("ana",))
+    store.close()
+    assert row is not None
+    if names == "heads":
+        assert row.record.last_turn == 4
+    else:
+        assert row.record.request_next == 5
+        assert min(row.record.seq_next, row.record.entry_next) > 300
 
 
 def test_a_step_of_a_run_that_may_go_on_stays_and_says_what_to_do(messages: Path) -> None:
