@@ -401,9 +401,10 @@ def _open_slowly(table: str, key: bytes, raw: bytes) -> _Header:
     known = _BY_TABLE[table].get(kind)
     if known is None:
         safe = kind.startswith(IGNORABLE)
-        _refuse_row(table, key, f"unknown kind {kind!r:.80}", ignorable=safe)
+        _refuse_row(table, key, f"unknown kind {kind!r:.80}", ignorable=safe, other=True)
     if version != known.version:
-        _refuse_row(table, key, f"version {version} of {kind}; this program reads {known.version}")
+        reads = f"version {version} of {kind}; this program reads {known.version}"
+        _refuse_row(table, key, reads, other=True)
     return _Header(counter, known, allotted, body)
 
 
@@ -411,7 +412,9 @@ def _refuse_extension(code: int, data: bytes) -> NoReturn:
     raise ValueError(f"extension type {code}")
 
 
-def _refuse_row(table: str, key: bytes, cause: str, *, ignorable: bool = False) -> NoReturn:
+def _refuse_row(
+    table: str, key: bytes, cause: str, *, ignorable: bool = False, other: bool = False
+) -> NoReturn:
     try:
         named: Key | bytes = decode_key(key)
     except ValueError:
@@ -423,6 +426,7 @@ def _refuse_row(table: str, key: bytes, cause: str, *, ignorable: bool = False) 
         key=named,
         cause=cause,
         ignorable=ignorable,
+        other_version=other,
     ) from None
 
 

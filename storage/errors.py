@@ -102,7 +102,7 @@ class UnreadableRecordError(StorageError):
     """A row is there and can't be trusted. It and only it is refused; it was not changed.
 
     `ignorable`: a newer version wrote it and says that a reader who does not know its kind may take
-    it for no row.
+    it for no row. `other_version`: it is sound, and another version of this program can read it.
     """
 
     code = "unreadable_record"
@@ -110,6 +110,7 @@ class UnreadableRecordError(StorageError):
     key: Any
     cause: str
     ignorable: bool = False
+    other_version: bool = False
 
 
 class NewerFormatError(StorageError):

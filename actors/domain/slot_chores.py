@@ -23,6 +23,7 @@ from .slot_absent import ABSENT_S, plan_absent_end
 from .slot_book import SlotBook
 from .slot_edits import next_forget_ms, plan_forget
 from .slot_listeners import Listeners
+from .slot_lost import plan_lost
 from .slot_outgoing import Outgoing
 from .slot_rewind import next_prune_ms, plan_prune
 
@@ -85,7 +86,10 @@ class Chores:
         return False
 
     def tidy(self, book: SlotBook, chain: Chain) -> None:
-        """Land what waits in an idle slot, and delete the wakes that are answered."""
+        """Land what waits in an idle slot, delete the wakes that are answered, and have what has
+        no row that can be read leave the inbox."""
+        if book.lost:
+            self._out.plan(plan_lost(book, chain, self._clock.now_ms()))
         self._out.plan(book.forget_answered(chain))
         self._out.plan(book.drain_idle(chain))
 

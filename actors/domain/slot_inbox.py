@@ -55,8 +55,8 @@ class InboxRow:
             one of these. `no_injections`: the
             provider's adapter carries nothing into a live turn. `quiesced`: the host is, and it
             lands when that ends. `start`: no turn lives, and it lands as the agent starts or goes
-            on. `unreadable`: its row cannot be read, and says nothing else; the agent cannot be
-            added.
+            on. `unreadable`: its row cannot be read, and says nothing else; it becomes a dead
+            letter as its slot is read.
         behind: The id of the message it stands behind, where that is the cause; else None.
         wake: Whether it asks for a turn.
         size: The bytes its content takes.

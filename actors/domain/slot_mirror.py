@@ -19,6 +19,7 @@ from .ingress import identity
 from .mode import read_mode
 from .slot_draft import Counted
 from .slot_edit_book import EditBook
+from .slot_lost import Lost, find_lost, lost_at
 from .slot_messages import Accept
 from .slot_opening import STEP_ROWS, read_carried, read_numbers, read_ranges, read_unread
 from .slot_ranges import SlotRanges
@@ -48,6 +49,10 @@ class SlotMirror:
         self.reworded: dict[int, int] = {}
         """By entry, of what waits: the counter of its content's row, where a newer message of its
         subject put it again. Its own row was put with it every time."""
+        self.lost: dict[int, Lost] = {}
+        """By entry: what waits and has no row that can be read, and whose end is not planned."""
+        self.unwoken: frozenset[int] = frozenset()
+        """Entries whose wakes are none any more, with what was lost."""
         self.limits: Mapping[str, AgentLimits] = {}
         """Of the agents whose inbox takes less than the slot's."""
         self.wakes: dict[str, dict[int, Wake]] = {}
@@ -74,15 +79,20 @@ class SlotMirror:
     def read(self) -> Iterator[None]:
         """Read the slot, a part a step. Nobody writes it meanwhile: its actor does nothing else."""
         for place, (key, found) in enumerate(self.store.scan("inbox", (self.slot,)), 1):
+            entry = int(key[-1])
             if isinstance(found, Exception):
-                raise found
-            entry, row = int(key[-1]), found.record
+                self.lost[entry] = lost_at(entry, found)
+                continue
+            row = found.record
             self.inbox[entry] = row
             self.inbox_bytes += row.body_bytes
             if found.counter > 1:
                 self.reworded[entry] = found.counter
             if place % STEP_ROWS == 0:
                 yield
+        if self.lost:
+            self.unwoken = frozenset(self.lost)
+            yield from find_lost(self.store, self.slot, self.lost)
         self._entry_next, self._seq_next = read_numbers(self.store, self.slot, self.lease)
         self.carried = read_carried(self.store, self.slot)
         yield from read_ranges(self)
@@ -148,7 +158,7 @@ class SlotMirror:
         if agent in self.wakes:
             return
         rows = read_rows(self.store, "wakes", (agent,))
-        wakes = {int(key[-1]): wake for key, wake in rows}
+        wakes = {int(key[-1]): wake for key, wake in rows if int(key[-1]) not in self.unwoken}
         head = Counted.read(self.store, "heads", (agent,), Head(last_turn=0))
         if head.record.open_turn is not None:
             turn = Counted.read(self.store, "turns", (agent, head.record.open_turn))

@@ -28,6 +28,7 @@ from .slot_arrivals import remaining
 from .slot_book import SlotBook
 from .slot_draft import Draft
 from .slot_forms import inboxed, placed
+from .slot_lost import check_kept
 from .slot_messages import Accept, Receipt, Retract, TurnWithdrawn, taken
 from .slot_turns import Plan
 
@@ -161,6 +162,7 @@ def plan_retract(book: SlotBook, retract: Retract, known: MessageId | None, chai
     if known.state in ("dead", "rewound", "removed", "replaced", "retracted"):
         state: Any = known.state
         return Plan([], 0, Receipt(id_, entry, state, known.cause, by=known.by))
+    check_kept(book.lost, entry)
     if waiting is None and known.state == "inbox" and entry not in book.unread:
         # It joins, lands, or is given up by what is on its way; once that is in, rows say which.
         return Plan([Request(chain=chain)], 1)

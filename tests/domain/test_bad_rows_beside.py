@@ -29,7 +29,6 @@ from abeyance.storage.store import Key, Put, Request
 from abeyance.storage.tables import TABLES
 from abeyance.storage.tables.agents import Ephemeral
 from abeyance.storage.tables.blocks import TextBlock, ThinkingBlock
-from abeyance.storage.tables.slots import Body, Inboxed
 from abeyance.storage.tables.waits import Override
 
 from . import test_bad_rows
@@ -40,7 +39,7 @@ from .test_holds import quota
 from .world import World, shown, until
 
 HERE = {
-    *("account_waits", "overrides", "alerted", "alerts_owed", "inbox", "conversations"),
+    *("account_waits", "overrides", "alerted", "alerts_owed", "conversations"),
     *("sharers", "edits", "revisions"),
     *("ephemerals", "meta", "processes", "sequences", "changes"),
 }
@@ -48,6 +47,7 @@ ELSEWHERE = {
     "test_bad_rows_of_kept": ("dead_letters", "quarantine", "reminders", "deliveries", "modes"),
     "test_bad_rows_of_runs": ("runs", "run_items", "run_keys", "run_index", "run_transitions"),
     "test_bad_rows_of_schedules": ("schedules", "schedule_index", "occurrences"),
+    "test_unreadable_inbox": ("inbox",),
     "test_approvals": ("approvals",),
     "test_outbox": ("outboxes", "cursors"),
     "test_context_faults": ("contexts",),
@@ -213,33 +213,6 @@ async def test_a_bad_row_of_what_a_sink_is_owed_costs_no_sink_its_alert(
         await runtime.release_provider_wait("ana", requester="ops")
         await ana.wait_idle()
         assert (await shown(ana))[-1] == "assistant: ana"
-
-
-@each_damage
-async def test_an_accepted_message_that_cannot_be_read_keeps_its_agent_from_being_added(
-    world: World, virtual_time: MockClock, how: str
-) -> None:
-    async with world.open():
-        for name in ("ana", "bo"):
-            await runs(await world.add([reply("one")], name), "one")
-    body = codec.encode(Body(blocks=(TextBlock(text="more"),)))
-    for name in ("ana", "bo"):
-        row = Inboxed(
-            message=f"m-{name}", author="user", agent=name, wake=False, injectable=True, own=False,
-            body_crc=body.body_crc, body_bytes=len(body.body), accepted_ms=world.clock.now_ms(),
-        )  # fmt: skip
-        said = Body(blocks=(TextBlock(text="more"),))
-        put(world, ("inbox", (name, 3), row), ("bodies", (name, 3), said))
-    damage(world.directory, world.clock, "inbox", ("ana", 3), how)
-    async with world.open() as runtime:
-        for _ in range(2):
-            with pytest.raises(UnreadableRecordError) as caught:
-                await world.add([reply("never")])
-            assert (caught.value.table, caught.value.key) == ("inbox", ("ana", 3))
-        bo = await world.add([reply("two")], "bo")
-        await runs(bo, "two")
-        assert "user: more" in await shown(bo)
-        assert [agent.name for agent in runtime.status().agents] == ["bo"]
 
 
 @each_damage

@@ -226,10 +226,12 @@ def test_attaching_twice_changes_nothing() -> None:
 
 def test_an_unreadable_row_is_raised_and_not_read_around() -> None:
     class Bad(DeskStore):
+        is_bad = False
+
         def scan(self, table: str, prefix: tuple = (), **how: object):  # type: ignore[no-untyped-def, override, type-arg]
             for key, row in super().scan(table, prefix, **how):  # type: ignore[arg-type]
                 bad = UnreadableRecordError("bad", table=table, key=key, cause="checksum")
-                yield key, bad if table == "inbox" else row
+                yield key, bad if table == "slots" and self.is_bad else row
 
     store = Bad()
     store.own(SLOT)
@@ -239,6 +241,7 @@ def test_an_unreadable_row_is_raised_and_not_read_around() -> None:
     into = desk.book.accepts("ana")
     desk.book.accept(accept("a"), into)
     store.commit(into.request(desk.book.owner, desk.chain))
+    store.is_bad = True
     with pytest.raises(UnreadableRecordError):
         SlotBook(store, SLOT, 1)
 
