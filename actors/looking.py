@@ -51,8 +51,8 @@ class LookVerbs:
                 runtime._members[name].status(runtime._waits) for name in sorted(runtime._members)
             ),
             waits=runtime.provider_waits(),
-            dead_letters=runtime._system.dead_letters.total,
-            quarantine=runtime._system.quarantine.total,
+            dead_letters=runtime._store.count("dead_letters"),
+            quarantine=runtime._store.count("quarantine"),
             mode=runtime._quiescence.status(),
         )
 
@@ -86,6 +86,8 @@ class LookVerbs:
             commits_s=runtime._commits.sum_s,
             alert_sinks=runtime._alerts._cell.kept.figures(),
             spent=runtime._spending.figures(),
+            dead_letters=runtime._store.count("dead_letters"),
+            quarantine=runtime._store.count("quarantine"),
         )
 
     def tree(

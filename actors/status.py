@@ -140,6 +140,7 @@ class RuntimeStatistics:
         commits_s: How long they took together, in seconds.
         alert_sinks: What each sink of alerts was given.
         spent: What calls of this process used since it was opened, by provider and model.
+        dead_letters: How many are stored, as in `RuntimeStatus`; so is `quarantine`.
     """
 
     agents: dict[str, int]
@@ -152,14 +153,17 @@ class RuntimeStatistics:
     commits_s: float
     alert_sinks: tuple[SinkFigures, ...] = ()
     spent: tuple[UsageLine, ...] = ()
+    dead_letters: int = 0
+    quarantine: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RuntimeStatus:
     """A snapshot of a runtime.
 
-    `dead_letters` and `quarantine` count what the kernel of this process could not deliver since it
-    was opened; what is kept, `Runtime.dead_letters()` and `quarantine()` list.
+    `dead_letters` and `quarantine` count the rows that `Runtime.dead_letters()` and `quarantine()`
+    list, whichever process made them. What this process recorded in the last moments may not be a
+    row yet.
     """
 
     directory: str

@@ -196,6 +196,14 @@ class Environment:
         with self._begin_read() as transaction:
             return transaction.get(key, db=database)
 
+    def count(self, table: str) -> int:
+        """How many rows a table holds, as the engine keeps it."""
+        database = self._table(table)
+        if database is None:
+            return 0
+        with self._begin_read() as transaction:
+            return int(transaction.stat(db=database)["entries"])
+
     def page(
         self,
         table: str,

@@ -212,6 +212,14 @@ class LmdbStore:
         bound = None if after is None else encode_key(shape, after)
         return self._scan(table, start, bound, limit, reverse)
 
+    def count(self, table: str) -> int:
+        """See `Store.count`."""
+        self._check_open()
+        try:
+            return self._environment.count(_table(table).name)
+        except EngineError as error:
+            raise self._surprise(error) from error
+
     def revision(self) -> int:
         """See `Store.revision`."""
         row = self.get("sequences", (CHANGES,))

@@ -181,6 +181,11 @@ class MemoryStore:
         picked = [(key, rows[key]) for key in keys[:limit]]
         return ((decode_key(key), codec.row_of(table, *row)) for key, row in picked)
 
+    def count(self, table: str) -> int:
+        """See `Store.count`."""
+        self._check_open()
+        return len(self._rows(table))
+
     def revision(self) -> int:
         """See `Store.revision`."""
         self._check_open()

@@ -254,6 +254,9 @@ class Store(Protocol):
         always for a `limit` of up to 1,000; a longer scan may be continued in a later state.
         """
 
+    def count(self, table: str) -> int:
+        """How many rows a table holds, unreadable ones included; at a cost that does not grow."""
+
     def revision(self) -> int:
         """The revision of the last commit that is visible here."""
 

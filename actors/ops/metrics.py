@@ -99,7 +99,11 @@ class SystemCollector(Collector):
             "abeyance_handled_messages", "Messages handled.", value=stats.handled
         )
         yield _by(
-            "abeyance_dead_letters", "Dead letters.", "reason", stats.dead_letters, counts=True
+            "abeyance_dead_letters",
+            "Messages that ended unhandled in mailboxes of this process.",
+            "reason",
+            stats.dead_letters,
+            counts=True,
         )
         yield _by(
             "abeyance_quarantined_messages",
@@ -262,6 +266,16 @@ def _of_runtime(stats: RuntimeStatistics) -> Iterator[Metric]:
         "abeyance_inbox_messages", "Accepted messages that are in no slot yet.", value=stats.inbox
     )
     yield GaugeMetricFamily("abeyance_wakes", "Wakes that no turn answers yet.", value=stats.wakes)
+    yield GaugeMetricFamily(
+        "abeyance_stored_dead_letters",
+        "Dead letters in the store, whichever process made them.",
+        value=stats.dead_letters,
+    )
+    yield GaugeMetricFamily(
+        "abeyance_stored_quarantined_messages",
+        "Quarantined messages in the store, whichever process made them.",
+        value=stats.quarantine,
+    )
     for what, text in (
         ("delivered", "Alerts that a sink took."),
         ("given_up", "Alerts that a sink never took."),

@@ -163,8 +163,8 @@ class StoppedStore(StoppedRuns, StoppedSchedules, StoppedApprovals, StoppedOutbo
                 self._agent(str(key[0]), row, waits) for key, row in self._store.scan("agents")
             ),
             waits=tuple(WaitReport(**wait._asdict()) for wait in waits),
-            dead_letters=self._count("dead_letters"),
-            quarantine=self._count("quarantine"),
+            dead_letters=self._store.count("dead_letters"),
+            quarantine=self._store.count("quarantine"),
             open_pids=self._open_pids(),
             silent_pids=self._silent_pids,
             mode=self._mode(),

@@ -281,8 +281,8 @@ async def test_message_in_flight_is_delivered_again_and_takes_effect_once(
         # One that had acted is taken off its queue, if what it handed over is in by then.
         assert deaths.delivered >= (2 if before else 1)
         assert live.lives(actor) == lives + 1
-        assert world.runtime.status().quarantine == 0
-        assert world.runtime.status().dead_letters == 0
+        assert world.runtime._system.quarantine.total == 0
+        assert world.runtime._system.dead_letters.total == 0
 
 
 async def test_request_that_is_out_when_the_writer_dies_keeps_its_future(

@@ -318,6 +318,49 @@ async def test_health_status_socket_and_stopped_store_show_the_same_binding_wait
         assert shown["bo"].waits == ()
 
 
+async def test_every_door_counts_the_dead_letters_that_are_stored_and_listed(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with open_runtime(state) as runtime:
+        # One that a slot makes, and of the kernel's own none.
+        spec = AgentSpec(name="bo", provider=ScriptedProvider([fail(400)]), model="m")
+        bo = await runtime.add_agent(spec)
+        await bo.send("hi")
+        await bo.wait_idle()
+        await runtime.quiesce("upgrade", requester="ops")
+        await bo.send("again")
+        await runtime.remove_agent("bo", requester="ops")
+        assert runtime._system.dead_letters.total == 0
+        stored = len(runtime.dead_letters())
+        assert stored == runtime.status().dead_letters == 1
+    async with open_runtime(state, http=HttpApi(port=0)) as runtime:
+        # Made before this process was there.
+        live = await in_thread(_with_client, state, lambda client: client.status())
+        printed = await in_thread(cli.main, ["status", str(state)])
+        assert "1 dead letters, 0 in quarantine." in capsys.readouterr().out
+        assert runtime.http_url is not None
+        async with httpx2.AsyncClient(base_url=runtime.http_url) as client:
+            shown = (await client.get("/v1/status")).json()
+            scraped = {
+                line.partition("{")[0]: float(line.rpartition(" ")[2])
+                for line in (await client.get("/metrics")).text.splitlines()
+                if line.startswith("abeyance_stored_")
+            }
+        told = runtime.status()
+    stopped = StoppedStore(state)
+    try:
+        dead = stopped.status()
+    finally:
+        stopped.close()
+    assert [told.dead_letters, live.dead_letters, dead.dead_letters] == [1, 1, 1]
+    assert (shown["dead_letters"], printed) == (1, 0)
+    assert [told.quarantine, live.quarantine, dead.quarantine, shown["quarantine"]] == [0] * 4
+    assert scraped == {
+        "abeyance_stored_dead_letters": 1.0,
+        "abeyance_stored_quarantined_messages": 0.0,
+    }
+
+
 @pytest.mark.behaviour("W-121")
 def test_health_is_had_under_threads(tmp_path: Path) -> None:
     clock = WallClock()

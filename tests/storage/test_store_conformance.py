@@ -608,6 +608,14 @@ def test_a_scan_reads_the_rows_of_a_prefix_in_key_order(store: Any, rows: Any) -
     assert list(store.scan("wakes", ("nobody",))) == []
 
 
+def test_rows_of_a_table_are_counted(store: Any, opener: Any, rows: Any) -> None:
+    assert store.count("wakes") == 0
+    store.commit(*(Request(puts=(rows.put(("a", place)),)) for place in range(1, 301)))
+    store.commit(Request(deletes=(Delete("wakes", ("a", 7)), Delete("wakes", ("a", 999)))))
+    assert store.count("wakes") == len(list(store.scan("wakes"))) == 299
+    assert opener.reopen(store).count("wakes") == 299
+
+
 @pytest.mark.parametrize(
     ("after", "reverse", "wanted"),
     [
@@ -738,6 +746,7 @@ def test_a_closed_store_refuses_everything(store: Any, rows: Any) -> None:
         lambda: store.commit(rows.cas(A, 0)),
         lambda: store.get("wakes", A),
         lambda: list(store.scan("wakes")),
+        lambda: store.count("wakes"),
         lambda: store.revision(),
         lambda: store.changes(0),
     ):
