@@ -45,6 +45,7 @@ from .domain.run_turns import (
     Place,
     Unreachable,
     end_of,
+    held_turn,
     place_of,
 )
 from .domain.spec import AgentSpec
@@ -190,17 +191,13 @@ class RunAgents:
                     f"agent {asked.agent!r} has ended; its turn is in its slot; add it again",
                     agent=asked.agent,
                 )
-            # One that waits for a person, or for a summary, is joined as one that runs: no capacity
-            # is waited for.
-            cause = None if found.turn is None or found.turn.held is None else found.turn.held.cause
-            held = cause is not None and cause not in ("approval", "context")
-            if held:
-                assert found.number is not None
+            number = held_turn(self._runtime._store, asked.agent, found)
+            if number is not None:
                 looked = await self._look(member, stirs)
                 # Once it was looked at, what holds the turn is what the gate said.
                 deferral = member.agent_view.held
                 if looked and member.agent_view.activity == "held" and deferral is not None:
-                    return Holds(found.number, deferral, name_of(member.settings.provider))
+                    return Holds(number, deferral, name_of(member.settings.provider))
             else:
                 with trio.move_on_after(RECHECK_MS / 1_000):
                     await view.wait_stirred(stirs)
@@ -224,6 +221,7 @@ class RunAgents:
                 deadline_ms=known.deadline_ms,
                 provider=name_of(settings.provider),
                 window=known.window,
+                of_quota=known.of_quota,
                 now_ms=now_ms,
             )
 

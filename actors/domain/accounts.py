@@ -49,12 +49,22 @@ def _in_line(account: str) -> str:
 class Wall:
     """Why a credential's call may not be made now."""
 
-    __slots__ = ("deadline_ms", "is_unread", "reason")
+    __slots__ = ("deadline_ms", "is_unread", "of_quota", "reason", "window")
 
-    def __init__(self, deadline_ms: int | None, reason: str, *, is_unread: bool = False) -> None:
+    def __init__(
+        self,
+        deadline_ms: int | None,
+        reason: str,
+        *,
+        is_unread: bool = False,
+        window: str | None = None,
+        of_quota: bool = False,
+    ) -> None:
         self.deadline_ms = deadline_ms
         self.reason = reason
         self.is_unread = is_unread
+        self.window = window
+        self.of_quota = of_quota
 
 
 class Accounts:
@@ -203,7 +213,9 @@ class Accounts:
             record.deadline_ms is None or record.deadline_ms > self._clock.now_ms()
         ):
             reason = f"{record.reason} (release {ACCOUNT}{account})"[:REASON_CHARS_MAX]
-            return Wall(record.deadline_ms, reason), False
+            return Wall(
+                record.deadline_ms, reason, window=record.window, of_quota=record.of_quota
+            ), False
         return None, isinstance(record, Wait | WaitReleased)
 
 

@@ -164,6 +164,7 @@ class Auxiliary:
                 deadline_ms=admission.deadline_ms,
                 provider=name_of(self._settings.provider),
                 window=admission.window,
+                of_quota=admission.of_quota,
                 now_ms=self._clock.now_ms(),
             )
         permit: Permit = admission
@@ -225,7 +226,14 @@ class Auxiliary:
             now_ms=self._clock.now_ms(),
         )
         settlement = Settle(
-            permit, "failed", verdict.states, verdict.pauses, verdict.scope, verdict.account_ms
+            permit,
+            "failed",
+            verdict.states,
+            verdict.pauses,
+            verdict.scope,
+            verdict.account_ms,
+            window=verdict.window,
+            of_quota=verdict.quota,
         )
         return settlement, verdict
 

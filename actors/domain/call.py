@@ -196,18 +196,23 @@ class Calls:
             verdict.account_ms,
             # A pause has an end, and holds the turn instead.
             verdict.text if verdict.quota_is_unknown and not verdict.pauses else None,
+            verdict.window,
+            verdict.quota,
         )
         receipt = await self._seams.gate.ask(settlement)
         binding = None if receipt is None else receipt.binding
         agent, model = permit.agent, permit.model
         held = None
         if binding is not None:
-            held = Deferral(agent, model, binding.deadline_ms, binding.reason, "wait")
+            deadline_ms, reason = binding.deadline_ms, binding.reason
+            window, of_quota = binding.window, binding.of_quota
+            held = Deferral(agent, model, deadline_ms, reason, "wait", window, of_quota)
         elif settings.purpose == "ephemeral" and verdict.states is not None:
             # Recorded nowhere: the name is used once. The run itself keeps to it.
             deadline_ms, reason = verdict.states
             if deadline_ms is None or deadline_ms > self._seams.clock.now_ms():
-                held = Deferral(agent, model, deadline_ms, reason, "wait")
+                window, of_quota = verdict.window, verdict.quota
+                held = Deferral(agent, model, deadline_ms, reason, "wait", window, of_quota)
         for pause in verdict.pauses:
             held = longest(agent, model, held, pause)
         if held is not None and verdict.can_wait:
@@ -215,7 +220,7 @@ class Calls:
             return held
         if verdict.quota_is_unknown:
             self.awaits_release = True
-            return Deferral(agent, model, None, verdict.text, "quota")
+            return Deferral(agent, model, None, verdict.text, "quota", verdict.window, True)
         if not verdict.failure.error.retryable:
             return _failed(verdict)
         return verdict
@@ -228,7 +233,14 @@ class Calls:
             return Settle(permit, "unknown")
         verdict = self._judge(permit, failure)
         return Settle(
-            permit, "failed", verdict.states, verdict.pauses, verdict.scope, verdict.account_ms
+            permit,
+            "failed",
+            verdict.states,
+            verdict.pauses,
+            verdict.scope,
+            verdict.account_ms,
+            window=verdict.window,
+            of_quota=verdict.quota,
         )
 
     def _judge(self, permit: Permit, error: BaseException) -> Verdict:

@@ -325,6 +325,7 @@ class CallDeferredError(ProviderError, HeldError):
         now_ms: int,
         provider: str | None = None,
         window: str | None = None,
+        of_quota: bool = False,
     ) -> None:
         left_ms = None if deadline_ms is None else max(0, deadline_ms - now_ms)
         ends = "until it is released" if left_ms is None else f"for another {left_ms} ms"
@@ -337,7 +338,7 @@ class CallDeferredError(ProviderError, HeldError):
             said=reason,
         )
         self.agent, self.model, self.cause, self.provider = agent, model, cause, provider
-        self.window = window
+        self.window, self.of_quota = window, of_quota
         self.deadline_ms, self.retry_after_ms = deadline_ms, left_ms
 
 

@@ -239,7 +239,9 @@ class Gate(TrioActor):
             holder = self.kept.holder
             wall = account.book.check(account.name, self._agent, model, holder, stands=stands)
             if wall is not None:
-                wait = Deferral(self._agent, model, wall.deadline_ms, wall.reason, "account")
+                ends_ms, why = wall.deadline_ms, wall.reason
+                window, of_quota = wall.window, wall.of_quota
+                wait = Deferral(self._agent, model, ends_ms, why, "account", window, of_quota)
         pause = self.kept.pauses.binding(self._clock.now_ms())
         held, quota = longest(self._agent, model or EVERY, wait, pause), self.kept.quota
         if message.purpose != "auxiliary" or quota is None or quota.model != model:

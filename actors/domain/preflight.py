@@ -25,7 +25,7 @@ def refusal(usage: AccountUsage, agent: str, model: str) -> Deferral | None:
     if spent is None:
         return None
     reason = f"the account's window {spent.window} is used up, as it was read last"
-    return Deferral(agent, model, spent.until_ms, reason, "quota", spent.window)
+    return Deferral(agent, model, spent.until_ms, reason, "quota", spent.window, True)
 
 
 def in_item() -> bool:

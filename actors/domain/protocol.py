@@ -81,6 +81,9 @@ class RecordWait(NamedTuple):
     account_model: str = "*"
     own: bool = True
     account_ms: int | None = None
+    window: str | None = None
+    of_quota: bool = False
+    """As in `Settle`."""
 
 
 class ReleaseWaits(NamedTuple):
@@ -162,6 +165,10 @@ class Settle(NamedTuple):
     """Until when it stated of the account, beside a longer wait of less."""
     quota: str | None = None
     """Why the turn is about to be held by a quota that states no end."""
+    window: str | None = None
+    """The account's window that is used up, where the provider named it."""
+    of_quota: bool = False
+    """Whether it stated an exhausted quota."""
 
 
 class BeginPause(NamedTuple):

@@ -165,6 +165,23 @@ def _find(store: Store, agent: str, entry: int) -> Place | TurnFailedError:
     return _failed(agent, given_back, "lost" if given_back is None else "cancelled", why)
 
 
+def held_turn(store: Store, agent: str, place: Place) -> int | None:
+    """The turn for whose hold a message waits: its own, or the one that stands before it.
+
+    One that waits for a person, or for a summary, is joined as one that runs: no capacity is
+    waited for.
+    """
+    number, turn = place
+    if turn is None:
+        head = store.get("heads", (agent,))
+        number = None if head is None else head.record.open_turn
+        row = None if number is None else store.get("turns", (agent, number))
+        turn = None if row is None else row.record
+    if turn is None or turn.held is None or turn.held.cause in ("approval", "context"):
+        return None
+    return number
+
+
 def _behind(store: Store, agent: str, number: int, last: int) -> int | None:
     """The turn behind one; an operator's tool pair is none."""
     for later in range(number + 1, last + 1):

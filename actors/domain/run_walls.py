@@ -96,6 +96,7 @@ def held_by(held: Holds, life: Life, where: Where) -> Suspension:
     return Suspension(
         provider=named(held.provider),
         model=named(deferral.model),
+        window=named(deferral.window),
         retry_at_ms=deferral.deadline_ms,
         resume_after_ms=deferral.deadline_ms,
         told_by=None if deferral.deadline_ms is None else "wait",
@@ -173,9 +174,10 @@ def _wall(error: BaseException, life: Life, common: dict[str, Any]) -> Suspensio
 def _held(error: HeldError, life: Life, common: dict[str, Any]) -> Suspension:
     """What the hold of a model says; of a quota without an end what the account's windows say."""
     now_ms = life.clock.now_ms()
-    # Stated to the millisecond, and the gate asks again: no boundary to stay clear of.
     at_ms, common = _until(error.deadline_ms, now_ms, common)
-    buffer_ms = life.buffer_ms if error.cause == "quota" else 0
+    # Of any other hold it is stated to the millisecond, and the gate asks again: no boundary to
+    # stay clear of.
+    buffer_ms = life.buffer_ms if error.cause == "quota" or error.of_quota else 0
     waits = Suspension(
         provider=named(error.provider),
         model=named(error.model),

@@ -32,4 +32,6 @@ def statement_of(agent: str, settlement: Settle, account: Account | None) -> Rec
         account_model=permit.model if is_narrow else EVERY,
         own=own,
         account_ms=None if account is None else settlement.account_ms,
+        window=settlement.window,
+        of_quota=settlement.of_quota,
     )

@@ -82,6 +82,13 @@ class Verdict(NamedTuple):
         return math.ceil(until) if _is_instant(until) else None
 
     @property
+    def window(self) -> str | None:
+        """The account's window that is used up, where the provider named one."""
+        stated = self.failure.error.stated
+        window = stated.window if isinstance(stated, StatedWait) and self.quota else None
+        return window if isinstance(window, str) else None
+
+    @property
     def can_wait(self) -> bool:
         """Whether the same call may succeed when what holds it has ended."""
         return self.failure.error.retryable or self.quota

@@ -49,6 +49,9 @@ class ProviderWait(NamedTuple):
     """Epoch milliseconds; None has no end of its own and is ended by a release."""
     reason: str
     set_ms: int
+    window: str | None = None
+    of_quota: bool = False
+    """As in `Deferral`."""
 
 
 class Deferral(NamedTuple):
@@ -61,6 +64,8 @@ class Deferral(NamedTuple):
     cause: HoldCause
     window: str | None = None
     """Of the account, where that is what is used up."""
+    of_quota: bool = False
+    """Whether that is an exhausted quota: no limit of so many calls a minute, and no pause."""
 
 
 class WaitAct:
@@ -199,7 +204,9 @@ class WaitBook:
             return None if exempt else Deferral(agent, model, None, wait.reason, "unreadable")
         if wait is None:
             return None
-        return Deferral(agent, model, wait.deadline_ms, wait.reason, "wait")
+        return Deferral(
+            agent, model, wait.deadline_ms, wait.reason, "wait", wait.window, wait.of_quota
+        )
 
     def _wide(self, agent: str, model: str | None) -> StandIn | None:
         stand_in = self.unreadable.wide(agent)

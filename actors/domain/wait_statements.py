@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from abeyance.storage.errors import StorageError
-from abeyance.storage.tables.fields import INSTANT_MS_MAX, REASON_CHARS_MAX
+from abeyance.storage.tables.fields import INSTANT_MS_MAX, NAME_BYTES_MAX, REASON_CHARS_MAX
 from abeyance.storage.tables.waits import Wait
 
 from .ingress import clean_text
@@ -34,7 +34,13 @@ def acts_of_statement(
         deadline_ms = None
     acts: list[WaitAct] = []
 
-    def bind(key: tuple[str, str], until_ms: int | None, stands: Wait | None, table: str) -> None:
+    def bind(
+        key: tuple[str, str],
+        until_ms: int | None,
+        stands: Wait | None,
+        table: str,
+        window: str | None = None,
+    ) -> None:
         """Have it bind a key, unless it is over, or what stands there lasts as long."""
         over = until_ms is not None and until_ms <= now_ms
         if over or (stands is not None and not outlasts(until_ms, stands.deadline_ms)):
@@ -51,14 +57,17 @@ def acts_of_statement(
             act=act,
             hold=act if stands is None else stands.hold or stands.act,
             since_ms=set_ms if stands is None else _since(stands),
+            window=window,
+            of_quota=stated.of_quota,
         )
         acts.append(WaitAct(key, wait, table))
 
+    named = clean_text(stated.window, NAME_BYTES_MAX) or None if stated.window else None
     if stated.own:
-        bind((stated.agent, stated.model), deadline_ms, binding, "waits")
+        bind((stated.agent, stated.model), deadline_ms, binding, "waits", named)
     if stated.account is not None:
         key = (stated.account, stated.account_model)
-        bind(key, deadline_ms, _wall(book, key), ACCOUNT_TABLE)
+        bind(key, deadline_ms, _wall(book, key), ACCOUNT_TABLE, named)
     if stated.account is not None and stated.account_ms is not None:
         key = (stated.account, EVERY)
         bind(key, stated.account_ms, _wall(book, key), ACCOUNT_TABLE)

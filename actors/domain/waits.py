@@ -407,7 +407,10 @@ def _shown_as(act: WaitAct) -> tuple[str, str]:
 
 
 def _listed(key: tuple[str, str], wait: Wait | None) -> ProviderWait | None:
-    return None if wait is None else ProviderWait(*key, wait.deadline_ms, wait.reason, wait.set_ms)
+    if wait is None:
+        return None
+    ends_ms, window, of_quota = wait.deadline_ms, wait.window, wait.of_quota
+    return ProviderWait(*key, ends_ms, wait.reason, wait.set_ms, window, of_quota)
 
 
 def _reach_of(act: WaitAct) -> Reach:

@@ -195,7 +195,8 @@ class HeldError(AbeyanceError):
 
     Attributes: `model`; `provider`, as its adapter is called, where that is known; `cause`, what
     holds it; `deadline_ms`, epoch milliseconds until it does, or None where nobody says; `window`,
-    the account's that is used up, where that is known; `reading`, as that of a `ProviderError`.
+    the account's that is used up, where that is known; `of_quota`, whether it is an exhausted quota
+    that holds it; `reading`, as that of a `ProviderError`.
     """
 
     code: ClassVar[str] = "held"
@@ -204,6 +205,7 @@ class HeldError(AbeyanceError):
     cause: str
     deadline_ms: int | None
     window: str | None = None
+    of_quota: bool = False
     reading: UsageReading | None = None
 
 

@@ -24,6 +24,10 @@ class Wait(Record, frozen=True, kw_only=True):
     format 1: this one's own."""
     since_ms: Instant | None = None
     """When that was stated. None, in format 1: `set_ms`."""
+    window: Name | None = None
+    """The account's usage window that is used up, where the provider named it."""
+    of_quota: bool = False
+    """Whether a quota is used up: no limit of so many calls a minute."""
 
 
 class WaitReleased(Record, frozen=True, kw_only=True):

@@ -199,6 +199,27 @@ async def test_held_turn_suspends_its_run_until_it_has_ended_and_each_goes_on_on
         assert len([line for line in await shown(ana) if line.startswith("user")]) == 1
 
 
+@pytest.mark.behaviour("S-025", "S-031")
+async def test_run_that_asks_behind_a_held_turn_waits_as_a_row_until_that_has_ended(
+    world: World, virtual_time: MockClock
+) -> None:
+    async with world.open() as runtime:
+        ana = await world.add([fail(429, retry_after=3_600), reply("hello"), reply("said")])
+        await ana.send("hello")
+        await ana.wait_idle()
+        runtime.add_workflow("asks", asks("first"))
+        run = await runtime.start_run("k", "asks")
+        await until(lambda: run.status().state == "waiting_for_capacity")
+        await until(lambda: not world.ref("runs")._cell.kept.lives)
+        (wait,) = runtime.provider_waits()
+        assert (run.status().agent, run.status().retry_at_ms) == ("ana", wait.deadline_ms)
+        status = await run.wait()
+        assert status.result in (["hello"], ["said"])
+        assert [turn.state for turn in world.turns()] in (["done"], ["done", "done"])
+        assert states(world, "k").count("resuming") == 1
+        assert len([line for line in await shown(ana) if line == "user: first?"]) == 1
+
+
 async def test_hold_that_an_operator_releases_has_the_run_go_on_when_the_turn_has_ended(
     world: World, virtual_time: MockClock
 ) -> None:
