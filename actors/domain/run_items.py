@@ -38,7 +38,7 @@ from .run_rows import bounded, item_guard, item_of, item_put, not_kept, pack_pla
 from .run_steps import DidNotHappen, Happened, InDoubt, StepContext
 from .run_steps import context as step_of
 from .run_turns import Answered, Asked, Elsewhere, Holds, Unreachable
-from .run_walls import Where, held_by, suspend, wall_of
+from .run_walls import Begun, Where, held_by, suspend, wall_of
 
 declare("run.after_started", "a run's item is recorded as started and has not run")
 declare("run.after_body", "a run's item returned and its result is not recorded")
@@ -272,7 +272,8 @@ class Items:
             if not await self._write(item, row, replace(row.record, state="blocked")):
                 await self._lose()
             await life.lay_down()
-        suspension = wall_of(failure, life, self._where(item))
+        begun = Begun(row.record.started_ms, row.record.attempts)
+        suspension = wall_of(failure, life, self._where(item), begun)
         if suspension is not None:
             await self._block(item, row, suspension)
         text = bounded(told(failure))

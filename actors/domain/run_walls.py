@@ -3,7 +3,8 @@
 Invariants:
     I1  A wait is recorded with where the run stands before its workflow unwinds; where that cannot
         be recorded, the run has failed.
-    I2  An instant that has passed is no instant to go on at: it is unknown when.
+    I2  An instant that has passed is no instant to go on at: it is unknown when. One that was to
+        come when the item was begun has passed since: the run goes on soon, and each time later.
 
 Runs in: the task of the run's life.
 """
@@ -38,6 +39,9 @@ from .run_turns import Holds
 
 declare("run.after_suspended", "a run is recorded as suspended and its workflow still runs")
 
+PASSED_PAUSE_S: Final = 1.0
+PASSED_PAUSE_S_MAX: Final = 300.0
+"""The pause ahead of an item whose wall was over as it came to light: twice as long each time."""
 SUSPEND_MAX_S: Final = 60.0
 """How long a suspension is offered to a store that refuses it; then the run has failed."""
 
@@ -50,6 +54,18 @@ class Where(NamedTuple):
     place: int | None = None
     total: int | None = None
     phase: Literal["item", "session", "between", "final"] = "item"
+
+
+class Begun(NamedTuple):
+    """An item that met a wall: when it was begun, and how often it has been."""
+
+    at_ms: int
+    attempts: int
+
+    def pause_ms(self) -> int:
+        """How long what it met is waited for where that was over as it came to light."""
+        doubled = PASSED_PAUSE_S * 2.0 ** min(self.attempts - 1, 20)
+        return int(min(doubled, PASSED_PAUSE_S_MAX) * 1_000)
 
 
 async def suspend(
@@ -127,7 +143,9 @@ def named(text: str | None) -> str | None:
     return clean_text(text, NAME_BYTES_MAX) or None if text else None
 
 
-def wall_of(error: BaseException, life: Life, where: Where) -> Suspension | None:
+def wall_of(
+    error: BaseException, life: Life, where: Where, begun: Begun | None = None
+) -> Suspension | None:
     """What a failure says about capacity, as the record of a suspension; None where it is another.
 
     Understood are a chain that is out, a provider's quota, the wait that ended an ephemeral run or
@@ -135,9 +153,18 @@ def wall_of(error: BaseException, life: Life, where: Where) -> Suspension | None
     raised from, or in every member of a group.
     """
     common = {"failure": bounded(told(error)), **_stands(life, where)}
+    now_ms = life.clock.now_ms()
 
     def alone(each: BaseException) -> Suspension | None:
-        return _wall(each, life, common)
+        wall = _wall(each, life, now_ms, common)
+        if begun is None or (wall is not None and wall.retry_at_ms is not None):
+            return wall
+        # What it states may have been over before it left the item: it is read as of its beginning.
+        then = _wall(each, life, begun.at_ms, common)
+        if then is None or then.retry_at_ms is None or then.retry_at_ms > now_ms:
+            return wall
+        due_ms = max(then.resume_after_ms or 0, now_ms + begun.pause_ms())
+        return replace(then, resume_after_ms=due_ms)
 
     return explained(error, alone, _later)
 
@@ -149,9 +176,10 @@ def _later(one: Suspension, other: Suspension) -> Suspension:
     return other if other.resume_after_ms > one.resume_after_ms else one
 
 
-def _wall(error: BaseException, life: Life, common: dict[str, Any]) -> Suspension | None:
-    """What one error says, by itself."""
-    now_ms = life.clock.now_ms()
+def _wall(
+    error: BaseException, life: Life, now_ms: int, common: dict[str, Any]
+) -> Suspension | None:
+    """What one error says, by itself, to whoever reads it at an instant."""
     if isinstance(error, CapacityExhaustedError):
         first = error.next(now_ms)
         at_ms, common = _until(first.retry_at_ms, now_ms, common)
@@ -166,14 +194,13 @@ def _wall(error: BaseException, life: Life, common: dict[str, Any]) -> Suspensio
             **common,
         )
     if isinstance(error, HeldError):
-        return _held(error, life, common)
+        return _held(error, life, now_ms, common)
     refused = understood_alone(error, received_at=now_ms / 1_000)
     return None if refused is None else _refused(refused, life, now_ms, common)
 
 
-def _held(error: HeldError, life: Life, common: dict[str, Any]) -> Suspension:
+def _held(error: HeldError, life: Life, now_ms: int, common: dict[str, Any]) -> Suspension:
     """What the hold of a model says; of a quota without an end what the account's windows say."""
-    now_ms = life.clock.now_ms()
     at_ms, common = _until(error.deadline_ms, now_ms, common)
     # Of any other hold it is stated to the millisecond, and the gate asks again: no boundary to
     # stay clear of.

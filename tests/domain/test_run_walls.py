@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from abeyance.actors import AgentSpec, FallbackChain, ModelChoice, RunContext
 from abeyance.actors.domain.errors import CallDeferredError, RunExhaustedError
 from abeyance.actors.providers import CapacityExhaustedError, Exhaustion
 from abeyance.actors.providers.failures import refusal
+from abeyance.actors.providers.port import ProviderError
+from abeyance.actors.providers.stated import StatedWait, WaitEnds, WaitKind
 from abeyance.actors.testing import ScriptedProvider, fail, reply
 
 from .test_auxiliary import ask
@@ -24,6 +27,11 @@ def held(deadline_ms: int | None, now_ms: int, cause: str = "wait") -> CallDefer
     return CallDeferredError(
         agent="ana", model="m", cause=cause, reason="r", deadline_ms=deadline_ms, now_ms=now_ms
     )
+
+
+def limited(kind: WaitKind, at_ms: int) -> ProviderError:
+    stated = StatedWait(kind=kind, ends=WaitEnds.UNTIL, deadline_ms=at_ms)
+    return ProviderError("429", retryable=True, status=429, stated=stated)
 
 
 def ended(deadline_ms: int | None, cause: str = "wait") -> RunExhaustedError:
@@ -73,6 +81,52 @@ async def test_instant_that_has_passed_is_unknown_whoever_states_it(
     assert (status.retry_at_ms, status.resume_after_ms) == (None, None)
     assert status.reason.startswith("what it states of when had passed"), "the text agrees"
     assert "resumes after" not in status.text()
+
+
+@pytest.mark.behaviour("X-007")
+@pytest.mark.parametrize(
+    ("raises", "buffer_s"),
+    [
+        (lambda at: limited(WaitKind.RATE_LIMITED, at), 0),
+        (lambda at: limited(WaitKind.QUOTA_EXHAUSTED, at), 300),
+        (wall, 300),
+        (ended, 0),
+        (lambda at: held(at, at - 1), 0),
+    ],
+    ids=["a rate", "a quota", "a chain", "an ephemeral run", "a call that was refused unmade"],
+)
+async def test_wall_that_is_over_as_it_comes_to_light_is_waited_for_longer_each_time(
+    world: World, virtual_time: MockClock, raises: Callable[[int], BaseException], buffer_s: int
+) -> None:
+    begun: list[int] = []
+    ends: list[int] = []
+
+    async def act() -> str:
+        begun.append(world.clock.now_ms())
+        if len(begun) == 13:
+            return "done"
+        ends.append(world.clock.now_ms() + 1_000)
+        try:
+            raise raises(ends[-1])
+        finally:
+            # What it cleans up takes longer than the wait that it was told.
+            await trio.sleep(2)
+
+    async def body(run: RunContext, _params: Any) -> Any:
+        return await run.do("act", act)
+
+    async with world.open() as runtime:
+        runtime.add_workflow("w", body)
+        run = await runtime.start_run("k", "w")
+        await until(lambda: run.status().state == "waiting_for_capacity")
+        status = run.status()
+        assert status.retry_at_ms == ends[0]
+        assert status.resume_after_ms == max(ends[0] + buffer_s * 1_000, begun[0] + 3_000)
+        assert (await run.wait()).result == "done"
+    pauses = [(later - earlier) / 1_000 - 2 for earlier, later in pairwise(begun)]
+    least = [max(min(2.0**number, 300), buffer_s - 1) for number in range(12)]
+    assert all(pause >= each for pause, each in zip(pauses, least, strict=True)), pauses
+    assert pauses[0] < least[0] + 1
 
 
 @pytest.mark.parametrize("at_ms", [10**18, 2.0**70, float("nan"), float("inf"), -5, True])

@@ -807,7 +807,7 @@ async def test_refused_call_that_states_no_wait_to_keep_is_its_items_failure(
         assert [step.state for step in runtime.run_steps(run.id)] == ["done", "done", "failed"]
 
 
-async def test_refused_call_whose_stated_wait_has_passed_meanwhile_is_its_items_failure(
+async def test_refused_call_that_states_a_wait_of_before_its_item_is_its_items_failure(
     world: World, virtual_time: MockClock
 ) -> None:
     effects = Effects()
