@@ -261,7 +261,9 @@ class Workflows(RunLooks):
         if workflow.fallbacks:
             if not workflow.may_use(choice.provider, choice.model):
                 named = ", ".join(f"{each.provider}/{each.model}" for each in workflow.fallbacks)
-                raise InvalidRunError("model", f"must be a fallback of its workflow: {named}")
+                known = any(each.provider == choice.provider for each in workflow.fallbacks)
+                field = "model" if known else "provider"
+                raise InvalidRunError(field, f"must be of a fallback of its workflow: {named}")
         elif not self._agents.has_provider(choice.provider):
             raise InvalidRunError(
                 "provider",

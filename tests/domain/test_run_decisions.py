@@ -201,7 +201,7 @@ class Choosy:
     [
         ([GPT], [], GPT, None),
         ([GPT], ["openai"], ModelChoice("openai", "other"), "model"),
-        ([GPT], ["x"], ModelChoice("x", "gpt"), "model"),
+        ([GPT], ["x"], ModelChoice("x", "gpt"), "provider"),
         ([], ["openai"], GPT, None),
         ([], [], GPT, "provider"),
     ],
