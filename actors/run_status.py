@@ -113,7 +113,8 @@ class RunStep:
     """One recorded item of a run, in the order they were asked for."""
 
     path: str
-    state: Literal["started", "done", "failed", "blocked"]
+    state: Literal["started", "done", "failed", "blocked", "cut_off"]
+    """`cut_off`: its workflow gave it up and went on; it may have had its effect."""
     attempts: int
     result: Any
     error: str

@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 from typing import Any, Final, get_args
 
+from trio import Cancelled
 from trio.lowlevel import in_trio_task
 
 from abeyance.actors.providers.port import ModelReply, Permit, ProviderError
@@ -35,6 +36,24 @@ def failure_of(error: BaseException) -> BaseException:
     if passing is not None:
         raise passing
     return error
+
+
+def parted(error: BaseException) -> tuple[BaseException | None, BaseException | None]:
+    """What of an error is the outcome of the call it came out of, and what is to pass on.
+
+    What passes on by meaning, a cancellation or a `KeyboardInterrupt`, out of a group too, leaves
+    the outcome unknown (None). An exception that is of no known kind is the outcome, and passes on.
+    """
+    try:
+        return failure_of(error), None
+    except BaseException as passing:  # noqa: BLE001 - what that raises is what is to pass on.
+        return (error if _is_of_no_kind(passing) else None), passing
+
+
+def _is_of_no_kind(passing: BaseException) -> bool:
+    if isinstance(passing, BaseExceptionGroup):
+        return all(map(_is_of_no_kind, passing.exceptions))
+    return not isinstance(passing, KeyboardInterrupt | GeneratorExit | Cancelled)
 
 
 def failure_beside(error: BaseException) -> BaseException | None:

@@ -91,7 +91,7 @@ def decided(record: Run, in_doubt: Decision | None) -> Run:
 
 
 def doubtful(store: Store, run: RunId) -> tuple[int, Row] | None:
-    """The first item that is `started` and no more; a life cannot go past it.
+    """The first item whose end is not known; a life cannot go past it.
 
     It is the last one where a process died; one that the workflow itself cut off, by a time limit
     of its own, has others behind it.
@@ -101,7 +101,7 @@ def doubtful(store: Store, run: RunId) -> tuple[int, Row] | None:
         # A session that was being opened is opened again.
         if (
             isinstance(row, Row)
-            and row.record.state == "started"
+            and row.record.state in ("started", "cut_off")
             and row.record.agent is None
             and row.record.session != "opening"
         ):

@@ -20,18 +20,19 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
+import trio
 from msgspec.structs import replace
 
 from abeyance.actors.core.asks import in_role
 from abeyance.storage.crashpoints import crashpoint, declare
 from abeyance.storage.errors import UnreadableRecordError
-from abeyance.storage.store import Guard, Request, Row
+from abeyance.storage.store import Row
 from abeyance.storage.tables.runs import RunItem, Suspension
 
 from .errors import QuiescedError, RunInterruptedError, RuntimeClosedError
-from .foreign import failure_of, told
+from .foreign import failure_of, parted, told
 from .run_errors import InvalidRunError, RunEndedError, StepFailedError
 from .run_life import Life
 from .run_rows import bounded, item_guard, item_of, item_put, not_kept, pack_plain, unpacked
@@ -39,6 +40,9 @@ from .run_steps import DidNotHappen, Happened, InDoubt, StepContext
 from .run_steps import context as step_of
 from .run_turns import Answered, Asked, Elsewhere, Holds, Unreachable
 from .run_walls import Begun, Where, held_by, suspend, wall_of
+
+PASSING_S: Final = 10.0
+"""How long what ends the host is held up for the record of it."""
 
 declare("run.after_started", "a run's item is recorded as started and has not run")
 declare("run.after_body", "a run's item returned and its result is not recorded")
@@ -105,6 +109,9 @@ class Items:
             await self._recover(f"the turn of {item.path!r} cannot be read: {error}")
         except Exception as error:  # noqa: BLE001 - what a message is refused by is its item's end.
             return await self._failed(item, row, error)
+        except trio.Cancelled:
+            life.note_cut_off(item.ordinal, row)
+            raise
         finally:
             life.make_busy()
         life.check_goes_on()
@@ -123,6 +130,7 @@ class Items:
     async def _recorded(self, item: Item) -> tuple[Row | None, Ended | None]:
         """An item's row, and what it came to where it has ended (I2)."""
         life = self._life
+        await self.settle_cut_off()
         try:
             row = item_of(life.store, life.run, item.ordinal)
         except UnreadableRecordError as error:
@@ -157,6 +165,7 @@ class Items:
         A checkpoint where it did not: the run waits for an operator, and this does not return.
         """
         life, asked = self._life, self._life.asked
+        await self.settle_cut_off()
         try:
             row = item_of(life.store, life.run, asked)
         except UnreadableRecordError as error:
@@ -189,9 +198,11 @@ class Items:
                 return await self._finish(item, row, found.result)
             if found is DidNotHappen or isinstance(found, DidNotHappen):
                 return await self._run(item, row, function)
+        what = "was begun and its end is not recorded"
+        if row.record.state == "cut_off":
+            what = "was cut off by its workflow, which did not wait for its end"
         return await self._recover(
-            f"{item.path!r} was begun and its end is not recorded: it may have had its effect",
-            item.ordinal,
+            f"{item.path!r} {what}: it may have had its effect", item.ordinal
         )
 
     async def _run(self, item: Item, row: Row | None, function: Callable[[], Any]) -> Any:
@@ -223,10 +234,17 @@ class Items:
         try:
             value = await self._call(context, function)
         except BaseException as error:
-            failure = failure_of(error)
-            if isinstance(failure, RunEndedError):
+            failure, passing = parted(error)
+            if failure is None:
+                self._life.note_cut_off(item.ordinal, row)
+            elif isinstance(failure, RunEndedError):
                 raise
-            return await self._failed(item, row, failure)
+            elif passing is None:
+                return await self._failed(item, row, failure)
+            else:
+                await self._record_ahead(item, row, failure)
+            assert passing is not None
+            raise passing  # noqa: B904 - as it came, or what of its group is to pass on.
         crashpoint("run.after_body")
         return await self._finish(item, row, value)
 
@@ -286,6 +304,26 @@ class Items:
             error=text,
         ) from failure
 
+    async def _record_ahead(self, item: Item, row: Row, failure: BaseException) -> None:
+        """Record what an item failed by ahead of its passing on, which ends the host: the next one
+        is not to run into it again. Bounded; shielded."""
+        life = self._life
+        text = bounded(told(failure))
+        failed = replace(row.record, state="failed", error=text, ended_ms=life.clock.now_ms())
+        with trio.move_on_after(PASSING_S, shield=True):
+            if not life.is_over():
+                await self._write(item, row, failed)
+
+    async def settle_cut_off(self) -> None:
+        """Record which items the workflow gave up: it has gone on since."""
+        life = self._life
+        while life.cut_off:
+            ordinal, row = life.cut_off[0]
+            gone = replace(row.record, state="cut_off", ended_ms=life.clock.now_ms())
+            if not await life.commit_item(ordinal, row, gone):
+                await self._lose()
+            del life.cut_off[0]
+
     def _where(self, item: Item) -> Where:
         phase: Any = "session" if item.is_session else "final" if self._life.is_final else "item"
         return Where(item.path, item.ordinal, item.place, item.total, phase)
@@ -329,18 +367,7 @@ class Items:
         await self._life.park()
 
     async def _write(self, item: Item, row: Row | None, record: RunItem) -> bool:
-        """Record an item under this life's guards; its own row's among them."""
-        life = self._life
-        return await life.commit(
-            Request(
-                guards=(
-                    life.owner,
-                    Guard("runs", life.run.row, life.row.counter),
-                    item_guard(life.run, item.ordinal, row),
-                ),
-                puts=(item_put(life.run, item.ordinal, record),),
-            )
-        )
+        return await self._life.commit_item(item.ordinal, row, record)
 
 
 def _is_async(function: Callable[[], Any]) -> bool:

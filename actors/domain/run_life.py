@@ -18,14 +18,14 @@ from msgspec.structs import replace
 from abeyance.actors.core.clock import Clock
 from abeyance.storage.crashpoints import crashpoint, declare
 from abeyance.storage.store import Committed, Guard, Put, Refused, Request, Row, Store
-from abeyance.storage.tables.runs import Run
+from abeyance.storage.tables.runs import Run, RunItem
 
 from .mode import HostMode
 from .persistence import until_stored
 from .run_errors import run_ended
 from .run_folders import RunFolders
 from .run_places import Place
-from .run_rows import RunId, bounded, change, given_up, put_down
+from .run_rows import RunId, bounded, change, given_up, item_guard, item_put, put_down
 from .run_turns import Agents
 from .spending import Spender
 from .step_threads import StepThreads
@@ -83,6 +83,9 @@ class Life:
         """The agent whose process is to execute the run, where this one gave it up for that."""
         self.asked = 0
         """How many items the workflow asked for."""
+        self.cut_off: list[tuple[int, Row]] = []
+        """The items that the workflow gave up, a time limit of its own among the reasons, by number
+        and as they are recorded: as started."""
         self.sessions: list[str | None] = []
         """The handles of the providers' sessions that the workflow is inside of, outer first."""
         self.spender: Spender | None = None
@@ -120,6 +123,11 @@ class Life:
     def check_goes_on(self) -> None:
         if self.outcome is not None:
             raise run_ended(str(self.run))
+
+    def note_cut_off(self, ordinal: int, row: Row) -> None:
+        """An item was cancelled. Where the workflow goes on from that, it is recorded."""
+        if not self.is_over():
+            self.cut_off.append((ordinal, row))
 
     def end(self, state: str) -> None:
         """This life is over: cut its workflow off, wherever it is."""
@@ -171,6 +179,20 @@ class Life:
             return False
         assert isinstance(outcome, Committed)
         return True
+
+    async def commit_item(self, ordinal: int, row: Row | None, item: RunItem) -> bool:
+        """Record an item under this life's guards, its own row's among them; False where another
+        has the run, or an operator ended it."""
+        return await self.commit(
+            Request(
+                guards=(
+                    self.owner,
+                    Guard("runs", self.run.row, self.row.counter),
+                    item_guard(self.run, ordinal, row),
+                ),
+                puts=(item_put(self.run, ordinal, item),),
+            )
+        )
 
     async def move(
         self, record: Run, by: str, *, guards: tuple[Guard, ...] = (), puts: tuple[Put, ...] = ()

@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
+import trio
 from msgspec.structs import replace
 
 from abeyance.storage.crashpoints import crashpoint, declare
 
-from .foreign import failure_of, told
+from .foreign import parted, told
 from .run_context import RunContext
 from .run_errors import InvalidRunError, RunEndedError, StepFailedError
-from .run_items import Items
+from .run_items import PASSING_S, Items
 from .run_life import Life
 from .run_rows import bounded, not_kept, pack_plain, unpacked
 from .run_walls import Where, suspend, wall_of
@@ -62,8 +63,16 @@ async def _execute(life: Life, workflow: Workflow, running: Callable[[], object]
             with context.step("final"):
                 await context.do(name, function, value, in_doubt=in_doubt)
     except BaseException as error:  # noqa: BLE001 - a workflow's failure is its run's state.
-        await _failed(life, failure_of(error))
-        return
+        failure, passing = parted(error)
+        if passing is None and failure is not None:
+            await _failed(life, failure)
+            return
+        if failure is not None and not life.is_over():
+            # It ends the host; the next one is not to run into it again.
+            with trio.move_on_after(PASSING_S, shield=True):
+                await _end(life, "failed", reason=told(failure))
+        assert passing is not None
+        raise passing  # noqa: B904 - as it came, or what of its group is to pass on.
     if life.is_over():
         # The workflow kept what cut it off to itself: what it returned is not its run's result.
         return
@@ -75,6 +84,7 @@ async def _execute(life: Life, workflow: Workflow, running: Callable[[], object]
 async def _failed(life: Life, error: BaseException) -> None:
     if life.is_over() or isinstance(error, RunEndedError):
         return
+    await Items(life).settle_cut_off()
     wall = None
     if not isinstance(error, StepFailedError | InvalidRunError):
         # Met between two items; there is nothing to run again but what follows.

@@ -330,9 +330,7 @@ class WaitBook:
                 continue
             if wait is not None:
                 name = f"{ACCOUNT}{key[0]}"
-                shown.append(
-                    ProviderWait(name, str(key[1]), wait.deadline_ms, wait.reason, wait.set_ms)
-                )
+                shown.append(listed(name, str(key[1]), wait))
         return shown
 
     def listing(self, agent: str | None = None) -> tuple[ProviderWait, ...]:
@@ -363,10 +361,7 @@ class WaitBook:
                 self._list(found, act.key)
         return (
             *(self._listed_wide(agent) or unread),
-            *(
-                ProviderWait(*key, wait.deadline_ms, wait.reason, wait.set_ms)
-                for key, wait in sorted(found.items())
-            ),
+            *(listed(*key, wait) for key, wait in sorted(found.items())),
             *(self._listed_accounts(None) if agent is None else ()),
         )
 
@@ -404,6 +399,12 @@ class WaitBook:
             return None
         over = record.deadline_ms is not None and record.deadline_ms <= self._clock.now_ms()
         return None if over else record
+
+
+def listed(agent: str, model: str, wait: Wait) -> ProviderWait:
+    """A wait as it is listed, under the name it is listed by."""
+    ends_ms, window, of_quota = wait.deadline_ms, wait.window, wait.of_quota
+    return ProviderWait(agent, model, ends_ms, wait.reason, wait.set_ms, window, of_quota)
 
 
 def _unread(error: StorageError, now_ms: int) -> ProviderWait:

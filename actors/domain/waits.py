@@ -60,9 +60,9 @@ from .wait_book import (
     ACCOUNT,
     ACCOUNT_TABLE,
     RECHECK_MS,
-    ProviderWait,
     WaitAct,
     WaitBook,
+    listed,
 )
 from .wait_offer import line_of, line_of_place, plan_offer
 from .wait_releases import Stamp, acts_of_account_release, acts_of_release
@@ -203,7 +203,9 @@ class Ledger(TrioActor):
         own = acts[0].record if acts and acts[0].table == "waits" else None
         if isinstance(own, Wait):
             binding, reach = own, "pending"
-        receipt = WaitReceipt(own is not None, _listed(key, binding), reach)
+        receipt = WaitReceipt(
+            own is not None, None if binding is None else listed(*key, binding), reach
+        )
         answer = self._act(stated, acts, receipt)
         if isinstance(own, Wait):
             self._tell_agent(stated.agent, WaitBound(stated.model, own.deadline_ms, own.reason))
@@ -404,13 +406,6 @@ def _shown_as(act: WaitAct) -> tuple[str, str]:
     """Agent and model as they are listed; of a credential, under its name."""
     agent, model, *_ = act.key
     return (ACCOUNT + agent if act.table == ACCOUNT_TABLE else agent, model)
-
-
-def _listed(key: tuple[str, str], wait: Wait | None) -> ProviderWait | None:
-    if wait is None:
-        return None
-    ends_ms, window, of_quota = wait.deadline_ms, wait.window, wait.of_quota
-    return ProviderWait(*key, ends_ms, wait.reason, wait.set_ms, window, of_quota)
 
 
 def _reach_of(act: WaitAct) -> Reach:

@@ -28,6 +28,9 @@ class WaitReport(msgspec.Struct, frozen=True, kw_only=True):
     deadline_ms: int | None
     reason: str
     set_ms: int
+    window: str | None = None
+    """The account's usage window that is used up, where its provider named one."""
+    of_quota: bool = False
 
 
 class AdmissionReport(msgspec.Struct, frozen=True, kw_only=True):

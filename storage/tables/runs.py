@@ -127,9 +127,10 @@ class RunItem(Record, frozen=True, kw_only=True):
 
     KIND = "run_item"
     path: Path
-    state: Literal["started", "done", "failed", "blocked"]
+    state: Literal["started", "done", "failed", "blocked", "cut_off"]
     """`blocked`: it met exhausted capacity, or an operator said that it had no effect; it is run
-    again."""
+    again. `cut_off`: its workflow gave it up and went on, so it may have had its effect, as one
+    that is `started` where nobody executes the run."""
     attempts: Annotated[int, Meta(ge=1)] = 1
     place: Seq | None = None
     total: Seq | None = None

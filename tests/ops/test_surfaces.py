@@ -12,6 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 import trio
+from msgspec import structs
 
 from abeyance.actors import AgentSpec, HostedRuntime, HttpApi, Runtime, open_runtime
 from abeyance.actors.core.errors import AbeyanceError
@@ -311,9 +312,9 @@ async def test_health_status_socket_and_stopped_store_show_the_same_binding_wait
     for report in (live, dead):
         shown = {agent.name: agent.admission for agent in report.agents}
         assert shown["ana"] is not None
-        assert [
-            (wait.model, wait.deadline_ms, wait.reason, wait.set_ms) for wait in shown["ana"].waits
-        ] == [wait[1:] for wait in health["ana"].admission.waits]
+        assert [structs.astuple(wait) for wait in shown["ana"].waits] == [
+            tuple(wait) for wait in health["ana"].admission.waits
+        ]
         assert shown["bo"] is not None
         assert shown["bo"].waits == ()
 
