@@ -319,7 +319,8 @@ class Workflows(RunLooks):
         if claim.elsewhere and claim.state not in ENDED:
             raise RunOwnedElsewhereError(
                 f"run {str(run)!r} is owned by process {claim.pid} on {claim.host}, which lives; "
-                "nothing was done; do it there",
+                "nothing was done; do it there, or, where it hangs, have another that has its "
+                "workflow take the run over (take_over_run, or abeyance take-over)",
                 run=str(run),
                 pid=claim.pid,
                 host=claim.host,

@@ -135,9 +135,10 @@ class Hosts:
         refusals.sort(key=lambda error: _TELLING.get(error.remote_code, len(_TELLING)))
         if not self._failures:
             raise refusals[0]
+        kept = "" if "nothing was done" in str(refusals[0]) else "nothing was done; "
         raise HostSilentError(
             f"{self._silent_hosts()} did not answer, and the hosts that did cannot do it: "
-            f"{refusals[0]}; nothing was done; {look_at(*sorted(self._failures))}, then ask again"
+            f"{refusals[0]}; {kept}{look_at(*sorted(self._failures))}, then ask again"
         )
 
     # -- connections -------------------------------------------------------------------------

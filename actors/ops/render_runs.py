@@ -25,6 +25,7 @@ _DECIDE = {
     "waiting_for_capacity_unknown": "nobody said until when: resume, fallback or cancel",
     "recovery_required": "once that is seen to: resume (as it is, without a decision), or cancel",
 }
+_HANGS = "where it hangs, a host that answers can take the run over (take-over)"
 _DOUBT = "decide: resume (--in-doubt retry, or done), or cancel"
 
 
@@ -33,22 +34,26 @@ def print_runs(console: Console, report: RunsReport, *, filtered: bool) -> None:
     if not report.runs:
         console.print("No such runs." if filtered else "No runs that have not ended.")
     for run in report.runs:
-        _print_run(console, run, stopped=report.pid is None)
+        _print_run(console, run, report)
 
 
-def _print_run(console: Console, run: RunReport, *, stopped: bool) -> None:
+def _print_run(console: Console, run: RunReport, report: RunsReport | RunDetailReport) -> None:
+    stopped = report.pid is None
     head = f"{run.id}  {run.workflow} v{run.version}"
     console.print(Text(escaped_text(head), style="bold"))
     style = "yellow" if run.state in _DECIDE else ""
     _say(console, run.text, style=style)
     _say(console, _stands(run))
     if not stopped and run.owner_pid is not None:
-        _say(console, f"owned by process {run.owner_pid} on {run.owner_host}")
+        owner = f"owned by process {run.owner_pid} on {run.owner_host}"
+        if run.owner_pid in report.silent_pids:
+            owner += f", which did not answer here; {_HANGS}"
+        _say(console, owner)
     if stopped and run.state in _OPEN and run.executed:
         _say(
             console,
             f"executed by process {run.owner_pid} on {run.owner_host}, which lives and did not "
-            "answer here; where it hangs, a host that answers can take the run over (take-over)",
+            f"answer here; {_HANGS}",
         )
     if stopped and run.state == "waiting_for_capacity":
         _say(console, "resumed by a host that has its workflow, then or as it starts")
@@ -77,7 +82,7 @@ def _stands(run: RunReport) -> str:
 
 def print_run(console: Console, report: RunDetailReport) -> None:
     """Print one run: its block, what it met, its items, and the states it went through."""
-    _print_run(console, report.run, stopped=report.pid is None)
+    _print_run(console, report.run, report)
     if report.run.folder is not None:
         _say(console, f"its directory: {report.run.folder}")
     if report.run.reason and report.run.reason not in report.run.text:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import structs
 
 from abeyance.actors.domain.run_acts import Decision
 from abeyance.actors.domain.schedule_acts import ScheduleVerb
@@ -56,7 +57,8 @@ class RunAsks(Hosts):
             after=_or_unset(after),
             limit=limit,
         )
-        return self._of_any(lambda host: host.ask(request, RunsReport))
+        report = self._of_any(lambda host: host.ask(request, RunsReport))
+        return structs.replace(report, silent_pids=tuple(sorted(self._failures)))
 
     def schedules(
         self, schedule: str | None = None, *, before: int | None = None, limit: int = 100
@@ -94,7 +96,8 @@ class RunAsks(Hosts):
         Raises:
             RefusedByHostError, HostSilentError: As they say; nothing changed.
         """
-        return self._of_any(lambda host: host.ask(RunRequest(run=run), RunDetailReport))
+        report = self._of_any(lambda host: host.ask(RunRequest(run=run), RunDetailReport))
+        return structs.replace(report, silent_pids=tuple(sorted(self._failures)))
 
     def resume_run(
         self,

@@ -56,6 +56,8 @@ class RunsReport(msgspec.Struct, frozen=True, kw_only=True):
     runs: tuple[RunReport, ...]
     pid: int | None = None
     """Of the host that answered; None for what a stopped store holds."""
+    silent_pids: tuple[int, ...] = ()
+    """Hosts that were asked and did not answer."""
 
 
 class RunStepReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +91,7 @@ class RunDetailReport(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[RunStepReport, ...]
     history: tuple[RunSteppedReport, ...]
     pid: int | None = None
+    silent_pids: tuple[int, ...] = ()
     """As in `RunsReport`."""
 
 

@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 import pytest
 import trio
+from msgspec import structs
 
 from abeyance.actors import (
     ModelChoice,
@@ -24,9 +25,11 @@ from abeyance.actors import (
 )
 from abeyance.actors.domain.errors import InvalidInputError, QuiescedError
 from abeyance.actors.domain.run_rows import ENDED
-from abeyance.actors.ops import cli
+from abeyance.actors.ops import cli, shell
 from abeyance.actors.ops.client import ControlClient
-from abeyance.actors.ops.connection import RefusedByHostError
+from abeyance.actors.ops.connection import HostSilentError, RefusedByHostError
+from abeyance.actors.ops.render_runs import print_runs
+from abeyance.actors.ops.run_reports import RunsReport
 from abeyance.actors.ops.stopped import StoppedStore
 from abeyance.actors.ops.stopped_runs import StoppedRuns
 from abeyance.actors.providers import CapacityExhaustedError, Exhaustion
@@ -678,6 +681,9 @@ class Partial:
         self._refusal = refusal
         self.asked = 0
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runtime, name)
+
     async def resume_run(self, run: str, **how: Any) -> Any:
         self.asked += 1
         if self._refusal is not None:
@@ -721,3 +727,35 @@ async def test_act_goes_past_a_host_that_cannot_do_it_to_the_one_that_can(
         await in_thread(ask_in_vain)
         nursery.cancel_scope.cancel()
     assert pages.done == ["a", "b", "c"]
+
+
+@pytest.mark.behaviour("S-059")
+async def test_run_whose_owner_does_not_answer_says_so_through_another_host_and_names_take_over(
+    state: Path, serve_until_cancelled: Any, listening: Any, capsys: Said
+) -> None:
+    async with open_runtime(state, control=False) as runtime, trio.open_nursery() as nursery:
+        await suspended(runtime, Pages(FAR_MS))
+        refusal = RunOwnedElsewhereError(
+            "another's; nothing was done; do it there, or take it over", run="k@1", pid=77, host="h"
+        )
+        await nursery.start(serve_until_cancelled, Partial(runtime, refusal), state, "aa")
+
+        def ask() -> RunsReport:
+            with (
+                listening(state, pid=77, nonce="bb"),
+                ControlClient(state, timeout_s=0.5) as client,
+            ):
+                with pytest.raises(HostSilentError, match="take it over") as caught:
+                    client.resume_run("k")
+                assert str(caught.value).count("nothing was done") == 1
+                assert client.run("k").silent_pids == (77,)
+                return client.runs()
+
+        found = await in_thread(ask)
+        nursery.cancel_scope.cancel()
+    assert found.silent_pids == (77,)
+    (run,) = (structs.replace(each, owner_pid=77, owner_host="h") for each in found.runs[:1])
+    print_runs(shell.console(), structs.replace(found, runs=(run,)), filtered=False)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "owned by process 77 on h, which did not answer here; where it hangs" in said
+    assert "take-over" in said
