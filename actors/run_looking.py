@@ -119,7 +119,9 @@ class RunLooks:
         if life is not None and life.failure is not None and status.state in LIVE:
             reason = bounded(f"{life.failure}; the store does not take that it failed, either")
             return replaced(status, state="failed", reason=reason, executed=False)
-        return replaced(status, executed=status.state in LIVE and self._is_executed(run))
+        refused = None if status.ended else self._kept.refused.get(run)
+        executed = status.state in LIVE and self._is_executed(run)
+        return replaced(status, executed=executed, refused=None if executed else refused)
 
     def _is_executed(self, run: RunId) -> bool:
         owner = self._store.get("owners", run.owned)

@@ -73,6 +73,9 @@ class RunStatus:
     executed: bool | None = None
     """Whether a process executes it now; None until whoever looks has found out."""
 
+    refused: str | None = None
+    """Why the store refuses that this host takes it up, where it is to be taken up; it goes on by
+    itself once the store records that."""
     owner_pid: int | None = None
     """The process that executes it, or died over it (see `executed`); None where no life of it is
     under way."""
@@ -84,6 +87,9 @@ class RunStatus:
 
     def text(self, zone: Any = None) -> str:
         """One line for people; instants in a zone (a `tzinfo`), or in this machine's own."""
+        if self.refused is not None:
+            what = "Interrupted" if self.state == "running" else self.title
+            return f"{what} \u00b7 goes on once the store records that: {self.refused}"
         serves = "the quiesced host serves again (abeyance quiesce DIR --end)"
         if self.executed is False and self.state in LIVE:
             when = serves if self.quiesced else "a process that has its workflow finds it"

@@ -72,4 +72,6 @@ class RunsKept:
         """Runs whose life could not be recorded here; only an operator begins them again."""
         self.handed: dict[RunId, Handed] = {}
         """Runs that were given up here for the process that has their agent."""
+        self.refused: dict[RunId, str] = {}
+        """Runs that were to be taken up and whose claim the store refuses for now, with why."""
         self.stopping = False

@@ -30,7 +30,7 @@ from .run_acts import doubtful
 from .run_claims import Claims
 from .run_places import Place, Places
 from .run_protocol import Handed, RunsKept
-from .run_rows import LIVE, WAITING, RunId, due
+from .run_rows import LIVE, WAITING, RunId, bounded, due
 from .run_turns import Agents
 from .run_workflow import Workflow, other_version
 
@@ -137,14 +137,28 @@ class Taking:
         except Exception as error:
             if not may_land_later(error):
                 raise
-            self._seams.look_later()
+            self._refuse(run, error)
             return
+        self._kept.refused.pop(run, None)
         if claim.won:
             self._kept.handed.pop(run, None)
             crashpoint("run.after_claimed")
             self._seams.told(run, claim.state)
         if claim.won and claim.state == "resuming":
             self._seams.begin(run, self._places.take())
+
+    def _refuse(self, run: RunId, error: BaseException) -> None:
+        """The store refused a claim. It is looked at again, and whoever looks at it sees why."""
+        why = bounded(str(error.__cause__ or error))
+        if run not in self._kept.refused:
+            _logger.warning(
+                "run %s cannot be taken up until the store records that: %s",
+                run,
+                why,
+                run=str(run),
+            )
+        self._kept.refused[run] = why
+        self._seams.look_later()
 
     def _is_left_to_another(self, run: RunId) -> bool:
         """Whether the process that has a run's agent is still expected to take it."""

@@ -235,3 +235,29 @@ async def test_suspension_that_the_store_refuses_is_failed_for_good_and_wakes_no
         after: Any = await runtime.start_run("report:1", "report")
         await comes(lambda: after.status().ended)
     assert effects.log == ["gather", "a", *ALL]
+
+
+@pytest.mark.behaviour("S-066")
+async def test_run_that_is_due_says_why_the_store_refuses_its_claim_and_goes_on_once_it_does_not(
+    world: World,
+    virtual_time: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    effects, refusing = Effects(), RefusingStore(monkeypatch)
+    async with world.open() as runtime:
+        run = await waiting(world, effects, world.clock.now_ms() + HOUR)
+        assert run.status().refused is None
+        refusing.refuses = lambda _request: True
+        await trio.sleep((HOUR + BUFFER) / 1_000 + 60)
+        status = run.status()
+        assert (status.state, status.refused) == ("waiting_for_capacity", "the disk is full")
+        assert status.text().endswith("goes on once the store records that: the disk is full")
+        assert [each.text() for each in runtime.runs()] == [status.text()]
+        told = [each for each in caplog.records if "cannot be taken up" in each.getMessage()]
+        assert len(told) == 1
+        refusing.refuses = lambda _request: False
+        status = await run.wait()
+        assert (status.state, status.refused) == ("completed", None)
+        assert states(world, run.id).count("resuming") == 1
+    assert effects.log == ALL
