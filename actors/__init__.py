@@ -36,7 +36,16 @@ if TYPE_CHECKING:
     from .domain.compacting import CompactingContext
     from .domain.context import ContextDesk, ContextStrategy, Summary
     from .domain.drafts import Draft
-    from .domain.errors import CallDeferredError, RunExhaustedError
+    from .domain.errors import (
+        AttachmentTooLargeError,
+        CallDeferredError,
+        InboxFullError,
+        MessageConflictError,
+        MessageTooLargeError,
+        RunExhaustedError,
+        UnknownAgentError,
+        UnknownAttachmentError,
+    )
     from .domain.fallback import FallbackChain, ModelChoice
     from .domain.imports import ImportedMessage, ImportRepair, ImportReport
     from .domain.mode import QuiesceReceipt, ResumeReceipt
@@ -109,6 +118,7 @@ __all__ = [
     "ApprovalReceipt",
     "ApprovalRow",
     "ArchivedMessage",
+    "AttachmentTooLargeError",
     "AudioBlock",
     "Backoff",
     "Budget",
@@ -136,8 +146,11 @@ __all__ = [
     "ImportRepair",
     "ImportReport",
     "ImportedMessage",
+    "InboxFullError",
     "InboxRow",
     "InvalidScheduleError",
+    "MessageConflictError",
+    "MessageTooLargeError",
     "ModelChoice",
     "ModelReceipt",
     "NeedsApproval",
@@ -193,6 +206,8 @@ __all__ = [
     "TrioActor",
     "TrioFuture",
     "TurnInfo",
+    "UnknownAgentError",
+    "UnknownAttachmentError",
     "UnknownRunError",
     "UnknownScheduleError",
     "UnknownWorkflowError",
@@ -238,7 +253,16 @@ _HOMES: Final = {
         "Summary",
     ),
     ".domain.drafts": ("Draft",),
-    ".domain.errors": ("CallDeferredError", "RunExhaustedError"),
+    ".domain.errors": (
+        "AttachmentTooLargeError",
+        "CallDeferredError",
+        "InboxFullError",
+        "MessageConflictError",
+        "MessageTooLargeError",
+        "RunExhaustedError",
+        "UnknownAgentError",
+        "UnknownAttachmentError",
+    ),
     ".domain.fallback": (
         "FallbackChain",
         "ModelChoice",

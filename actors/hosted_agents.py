@@ -5,9 +5,8 @@ Usable from any thread but the loop's, on which a call that blocks is refused.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from trio.lowlevel import in_trio_run
 
@@ -19,19 +18,17 @@ from .domain.attaching import AttachmentSource
 from .domain.context import Summary
 from .domain.drafts import Draft
 from .domain.edit_rows import EditRow
-from .domain.errors import RuntimeClosedError
 from .domain.ingress import Content
 from .domain.slot_messages import Receipt
 from .domain.streaming import StreamItem
 from .domain.transcript import After, TranscriptMessage
 from .handle import AgentHandle
+from .hosted_items import HostedItems
 from .providers.port import ModelRequest
 from .runtime import Runtime
 
 if TYPE_CHECKING:
     from .hosted import HostedRuntime
-
-_Item = TypeVar("_Item")
 
 
 def refuse_on_loop(verb: str) -> None:
@@ -110,40 +107,20 @@ class HostedAgent:
         found: Receipt = self._host._call(read, True)
         return found
 
-    def follow(self, id: str) -> Iterator[Receipt]:  # noqa: A002
-        """Yield a message's receipt as it changes; blocks until it does. As `AgentHandle.follow`.
+    def follow(self, id: str) -> HostedItems[Receipt]:  # noqa: A002
+        """Yield a message's receipt as it changes. As `AgentHandle.follow`.
 
-        Left before its end, it waits for nothing.
+        `for` blocks until it changes; `async for`, in asyncio, blocks nothing. See `HostedItems`.
         """
-        yield from self._each(self._handle.follow(id))
+        return HostedItems(self._host._call, lambda runtime: self._handle.follow(id))
 
-    def stream(self, *, after: After | None = None) -> Iterator[StreamItem]:
-        """Yield what the agent says; blocks until there is something. As `AgentHandle.stream`.
+    def stream(self, *, after: After | None = None) -> HostedItems[StreamItem]:
+        """Yield what the agent says, from now on. As `AgentHandle.stream`.
 
-        Left before its end, it waits for nothing.
+        `for` blocks until there is something; `async for`, in asyncio, blocks nothing. See
+        `HostedItems`.
         """
-
-        async def look(runtime: Runtime) -> AsyncGenerator[StreamItem, None]:
-            return self._handle.stream(after=after)
-
-        found: AsyncGenerator[StreamItem, None] = self._host._call(look, True)
-        return self._each(found)
-
-    def _each(self, found: AsyncGenerator[_Item, None]) -> Iterator[_Item]:
-        """What a generator of the loop yields, on this thread."""
-
-        async def read(runtime: Runtime) -> _Item | None:
-            return await anext(found, None)
-
-        async def leave(runtime: Runtime) -> None:
-            await found.aclose()
-
-        try:
-            while (item := self._host._call(read, True)) is not None:
-                yield item
-        finally:
-            with suppress(RuntimeClosedError):  # Then it has ended there, too.
-                self._host._call(leave, True)
+        return HostedItems(self._host._call, lambda runtime: self._handle.stream(after=after))
 
     def backfill(
         self, drafts: Sequence[Draft], *, channel: str | None = None, block: bool = True

@@ -43,6 +43,8 @@ _PUTS = 5_000
 _WAITING = 9_000
 """Messages in the inbox behind one that may not join; an inbox holds 10,000."""
 _SENDERS = 256
+_ROUNDS = 20
+"""Boundaries a piece. The request behind each holds all messages, and takes far longer."""
 
 
 class _Rounds:
@@ -190,10 +192,10 @@ async def _boundaries(scale: Scale) -> list[Result]:
             host = _Host(runtime)
             with host.boundaries.timed():
                 long = await in_turns(
-                    scale, host.in_long_slot, host.in_short_slot, first=20, most=2_000
+                    scale, host.in_long_slot, host.in_short_slot, first=_ROUNDS, most=_ROUNDS
                 )
                 full = await in_turns(
-                    scale, host.with_inbox(waiting), host.with_inbox(0), first=20, most=2_000
+                    scale, host.with_inbox(waiting), host.with_inbox(0), first=_ROUNDS, most=_ROUNDS
                 )
     return [
         ratio_of(

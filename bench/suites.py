@@ -52,7 +52,7 @@ SUITES = (
     ),
     Suite("saturated", ("accepts-saturated", "starvation"), saturated, 300.0),
     Suite("admission", ("admission", "admission-100000-waits"), admission),
-    Suite("boundary", ("boundary", "boundary-inbox"), boundaries, 300.0),
+    Suite("boundary", ("boundary", "boundary-inbox"), boundaries, 600.0),
     Suite("batches", ("stall-2101",), batches),
     Suite("attachments", ("stall-attach", "stall-picture"), pictures),
     Suite("compile", ("compile",), compiles, 300.0),

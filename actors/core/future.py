@@ -42,6 +42,7 @@ from .timeouts import bounded_or_none
 from .waits import begin
 
 if TYPE_CHECKING:
+    import asyncio
     from types import TracebackType
 
     from .asks import Link
@@ -232,7 +233,8 @@ class TrioFuture(Target, pykka.Future[T]):
 
     `get()` blocks a host thread; on a thread that runs trio it raises `WouldDeadlockError` unless
     the value is there. In trio code the future is awaited: a checkpoint; cancelled, the future is
-    as it was. May be settled from any thread.
+    as it was. Awaited in a program of asyncio, that one's loop goes on meanwhile, and the same
+    holds; only there `get()` would hold it up. May be settled from any thread.
     """
 
     # Defaults of the class: what few futures have is not to be paid for by each.
@@ -370,9 +372,8 @@ class TrioFuture(Target, pykka.Future[T]):
             return (yield from self._await_hook().__await__())
         try:
             task = current_task()
-        except RuntimeError:  # Another event loop: pykka's own way, which blocks.
-            yield
-            return self.get()
+        except RuntimeError:
+            return (yield from self._await_elsewhere())
         if self._outcome is PENDING:
             asked = self._asked
             wait = None if asked is None else begin(asked[0], self, asked[1])
@@ -401,7 +402,36 @@ class TrioFuture(Target, pykka.Future[T]):
 
     __iter__ = __await__
 
+    def _await_elsewhere(self) -> Generator[Any, Any, T]:
+        """Wait on asyncio's loop, which goes on; on another in pykka's own way, which blocks."""
+        loop = _asyncio_loop()
+        if loop is None:
+            yield
+        elif self._outcome is PENDING:
+            done = loop.create_future()
+
+            def settle() -> None:
+                if not done.done():
+                    done.set_result(None)
+
+            def wake() -> None:
+                with suppress(RuntimeError):  # The loop was closed, and nobody waits.
+                    loop.call_soon_threadsafe(settle)
+
+            self.on_done(wake)
+            try:
+                yield from done
+            finally:
+                with suppress(ValueError):  # Taken back where the wait was cancelled.
+                    self.__dict__["_callbacks"].remove(wake)
+        return self.get()
+
     async def _await_hook(self) -> T:
+        if not in_trio_run():
+            if _asyncio_loop() is None:
+                return self.get()
+            value: T = await sys.modules["asyncio"].to_thread(self.get)
+            return value
         for source in self._sources:
             try:
                 await wait_future(source)
@@ -465,6 +495,12 @@ async def wait_future(future: pykka.Future[Any]) -> Any:
     if isinstance(future, TrioFuture):
         return await future
     return await trio.to_thread.run_sync(future.get, abandon_on_cancel=True)
+
+
+def _asyncio_loop() -> asyncio.AbstractEventLoop | None:
+    """The loop of asyncio that runs on this thread. Nothing is imported for it."""
+    module = sys.modules.get("asyncio")
+    return None if module is None else module._get_running_loop()
 
 
 _NO_EXCEPTION: Final = (

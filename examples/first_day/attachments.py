@@ -10,8 +10,13 @@ from pathlib import Path
 
 import trio
 
-from abeyance.actors import AgentSpec, TextBlock, open_runtime
-from abeyance.actors.domain.errors import AttachmentTooLargeError, UnknownAttachmentError
+from abeyance.actors import (
+    AgentSpec,
+    AttachmentTooLargeError,
+    TextBlock,
+    UnknownAttachmentError,
+    open_runtime,
+)
 from abeyance.actors.providers import AnthropicProvider
 from abeyance.actors.testing import Answer, ProviderSimulator, WireRequest
 

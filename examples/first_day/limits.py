@@ -7,8 +7,13 @@ import sys
 
 import trio
 
-from abeyance.actors import AgentSpec, Draft, open_runtime
-from abeyance.actors.domain.errors import InboxFullError, MessageTooLargeError
+from abeyance.actors import (
+    AgentSpec,
+    Draft,
+    InboxFullError,
+    MessageTooLargeError,
+    open_runtime,
+)
 from abeyance.actors.testing import Gate, ScriptedProvider, reply
 
 
