@@ -219,3 +219,14 @@ def test_history_goes_by_age_and_an_id_that_is_forgotten_is_new(tmp_path: Path) 
         "sent again: 8 messages",
         "calls that are counted: 4",
     ]
+
+
+def test_store_is_brought_to_a_newer_format_and_back_with_what_waits_in_it(tmp_path: Path) -> None:
+    assert play("upgrade.py", str(tmp_path / "state")) == [
+        "1 wait holds ana, calls made here: 1",
+        "format 1; the newest known here is 2",
+        "from 1 to 2",
+        "1 wait holds ana, calls made here: 0",
+        "from 2 to 1",
+        "1 wait holds ana, calls made here: 0",
+    ]
