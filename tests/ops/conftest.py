@@ -24,7 +24,8 @@ def shape(**fields: Any) -> Any:
 
 
 def wait(agent: str, model: str, deadline_ms: int | None, reason: str = "slow down") -> Any:
-    return shape(agent=agent, model=model, deadline_ms=deadline_ms, reason=reason, set_ms=1_000)
+    named: dict[str, Any] = {"agent": agent, "model": model, "reason": reason}
+    return shape(**named, deadline_ms=deadline_ms, set_ms=1_000, window=None, of_quota=False)
 
 
 class FakeRuntime:

@@ -60,7 +60,8 @@ class Host:
         return list(await self.ana.rewind(to=to, requester="ops"))
 
     async def waits(self) -> list[tuple[Any, ...]]:
-        return [tuple(wait) for wait in self.runtime.provider_waits()]
+        waits = self.runtime.provider_waits()
+        return [(w.agent, w.model, w.deadline_ms, w.reason, w.set_ms) for w in waits]
 
     async def tick(self) -> str:
         """What a compression asks before its call: may one be made to this model?"""
