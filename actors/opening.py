@@ -121,7 +121,9 @@ async def open_runtime(
     if http is not None:
         check_http(http)
         if find_spec("starlette") is None or find_spec("hypercorn") is None:
-            raise InvalidSpecError("http", 'needs its libraries: pip install "abeyance[http]"')
+            raise InvalidSpecError(
+                "http", 'needs the libraries of the extra: pip install "path/to/clone[http]"'
+            )
     wall = clock if clock is not None else SystemClock()
     # Absolute, so that a later chdir moves nothing and a status says where it is.
     sinks = _sinks(webhook, alert_sinks)

@@ -371,8 +371,10 @@ class TrioFuture(Target, pykka.Future[T]):
         if self._get_hook is not None:
             return (yield from self._await_hook().__await__())
         try:
-            task = current_task()
+            task: trio.lowlevel.Task | None = current_task()
         except RuntimeError:
+            task = None
+        if task is None:  # Not in the handler: what is raised there would be shown as its cause.
             return (yield from self._await_elsewhere())
         if self._outcome is PENDING:
             asked = self._asked

@@ -20,7 +20,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
 from abeyance.actors.domain.alert_book import Alert, check_after, read_alerts
+from abeyance.actors.domain.approvals import standing
 from abeyance.actors.domain.archive_book import Kind, check_number, check_page, read_archive
 from abeyance.actors.domain.edit_rows import read_edits
 from abeyance.actors.domain.errors import AgentOwnedElsewhereError, UnknownAgentError
@@ -450,6 +453,13 @@ class StoppedStore(StoppedRuns, StoppedSchedules, StoppedApprovals, StoppedOutbo
 
     # -- reading -----------------------------------------------------------------------------
 
+    def _held(self, name: str, turn: Turn, waits: tuple[ProviderWait, ...]) -> HeldReport | None:
+        held = _held(turn, waits, quota=self._waits.quota_hold(name))
+        if held is None or held.cause != "approval":
+            return held
+        until = standing(self._store, name, self._clock.now_ms()).deadline_ms
+        return msgspec.structs.replace(held, deadline_ms=until)
+
     def _agent(self, name: str, row: Any, waits: tuple[ProviderWait, ...]) -> AgentReport:
         model, inbox = "", 0
         binding = tuple(WaitReport(**wait._asdict()) for wait in waits if wait.agent == name)
@@ -484,7 +494,7 @@ class StoppedStore(StoppedRuns, StoppedSchedules, StoppedApprovals, StoppedOutbo
             turn=number,
             round=None if turn is None else turn.round,
             attempts=None if turn is None else turn.attempts,
-            held=None if turn is None else _held(turn, waits, quota=self._waits.quota_hold(name)),
+            held=None if turn is None else self._held(name, turn, waits),
             inbox=inbox,
             wakes=self._count("wakes", (name,)),
             admission=admission,

@@ -386,7 +386,8 @@ def not_installed(sdk: str, extra: str) -> ProviderNotInstalledError:
     """The error for an SDK that cannot be imported."""
     return ProviderNotInstalledError(
         f"the {sdk} SDK is not installed; nothing was sent; "
-        f"install it with: pip install 'abeyance[{extra}]'",
+        f"install abeyance's extra {extra!r}, from where abeyance came: "
+        f"pip install 'path/to/clone[{extra}]'",
         extra=extra,
     )
 

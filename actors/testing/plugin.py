@@ -1,4 +1,4 @@
-"""Fixtures for hosts' own tests, with pytest and pytest-trio (`pip install "abeyance[testing]"`).
+"""Fixtures for hosts' own tests, with pytest and pytest-trio (the extra `testing`).
 
 Nothing registers it: a project that wants it says so in its top `conftest.py`,
 `pytest_plugins = ["abeyance.actors.testing.plugin"]`. `--faults-seed N` repeats the chances of a

@@ -61,8 +61,9 @@ def test_future_that_failed_raises_its_error_in_asyncio(system: HostedSystem) ->
     keeper = system.start(Keeper, threading.Event())
 
     async def main() -> None:
-        with pytest.raises(ValueError, match="no"):
+        with pytest.raises(ValueError, match="no") as raised:
             await keeper.ask("fail", block=False)
+        assert raised.value.__context__ is None, "its cause is not where it was awaited"
         settled: TrioFuture[int] = TrioFuture()
         settled.set(1)
         assert await settled == 1

@@ -147,9 +147,14 @@ async def test_a_call_of_a_stopped_store_is_decided_there_and_acted_on_at_the_ne
     effects: list[Any] = []
     async with open_runtime(state) as runtime:
         await waits(runtime)
+        (call,) = runtime.approvals()
+        said = runtime.status().agents[0].held
+        assert said is not None
+        assert said.deadline_ms == call.deadline_ms
     assert await run("status", str(state), "--json") == 0
     (agent,) = json.loads(capsys.readouterr().out)["agents"]
     assert agent["held"]["cause"] == "approval"
+    assert agent["held"]["deadline_ms"] == call.deadline_ms, "as its host said"
     assert "list the approvals" in agent["held"]["reason"]
     deny = ["--deny"] if verdict == "deny" else []
     for _ in range(2):

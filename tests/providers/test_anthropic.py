@@ -490,7 +490,7 @@ def test_a_provider_error_survives_pickling_with_its_statement():
 
 def test_a_missing_sdk_names_the_extra(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "anthropic", None)
-    with pytest.raises(ProviderNotInstalledError, match=r"abeyance\[anthropic\]") as caught:
+    with pytest.raises(ProviderNotInstalledError, match=r"extra 'anthropic'") as caught:
         AnthropicProvider(api_key="any")
     assert caught.value.extra == "anthropic"
 

@@ -479,7 +479,7 @@ def test_a_parameter_that_cannot_be_used_is_refused(parts: dict[str, Any], named
 
 def test_a_missing_sdk_names_the_extra(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "openai", None)
-    with pytest.raises(ProviderNotInstalledError, match=r"abeyance\[openai\]") as caught:
+    with pytest.raises(ProviderNotInstalledError, match=r"extra 'openai'") as caught:
         OpenAIProvider(api_key="any")
     assert caught.value.extra == "openai"
 

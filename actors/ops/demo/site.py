@@ -33,7 +33,7 @@ def check_sdk() -> None:
     if importlib.util.find_spec("anthropic") is None:
         raise DemoError(
             "the demo talks through the anthropic SDK, which is not installed; nothing was "
-            "started; pip install 'abeyance[anthropic]'"
+            "started; install abeyance's extra 'anthropic': pip install 'path/to/clone[anthropic]'"
         )
 
 
