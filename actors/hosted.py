@@ -66,7 +66,10 @@ class HostedRuntime(HostedRunVerbs, HostedScheduleVerbs, HostedApprovalVerbs, Ho
         trace: Whether messages carry the OpenTelemetry context, as for `open_runtime`.
         account_waits: As for `open_runtime`.
         admin: The host's gate for operators' acts, as for `open_runtime`; it runs on the loop.
-        prices, budgets, retention, http: As for `open_runtime`.
+        prices: As for `open_runtime`, as is each of the next.
+        budgets: What may be spent.
+        retention: What is deleted by age.
+        http: Whether there is an HTTP API, and for whom.
     """
 
     def __init__(

@@ -128,7 +128,8 @@ class RunVerbs(ABC):
             run: Its id, or a key alone, which is its newest run.
             in_doubt: Of a run that needs recovery because an item was running when its process
                 died: run that item again (`retry`), or take it as done, with `result`.
-            requester, door: As for `release_provider_wait`.
+            requester: As for `release_provider_wait`.
+            door: As there.
         Returns:
             The state it has now, and whether this call changed it.
         Raises:
@@ -158,7 +159,8 @@ class RunVerbs(ABC):
 
         Args:
             run: Its id, or a key alone, which is its newest run.
-            requester, door: As for `release_provider_wait`.
+            requester: As for `release_provider_wait`.
+            door: As there.
         Returns:
             The state it has now; `changed` is False where it is this process's already, or waits,
             or has ended.

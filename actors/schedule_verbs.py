@@ -79,7 +79,8 @@ class ScheduleVerbs(RunVerbs):
                 instant, an occurrence is skipped. An account without a reading, or a window that
                 ends nobody knows when, keeps no run from starting. Of a provider its account's
                 fingerprint is stored.
-            requester, door: As for `release_provider_wait`.
+            requester: As for `release_provider_wait`.
+            door: As there.
         Raises:
             InvalidScheduleError, InvalidRunError, InvalidNameError: Names the field; nothing was
                 done.

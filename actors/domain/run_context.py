@@ -135,7 +135,8 @@ class RunContext:
             id: 1 to 128 bytes, without a slash; the same in every life.
             function: Async, or sync (it runs in a thread). `step_context().key` in it is an
                 idempotency key that no other item has.
-            args, kwargs: Its arguments.
+            *args: Its arguments.
+            **kwargs: Its arguments by name.
             in_doubt: What becomes of it where the process died while it ran: `retry` runs it again
                 (for what is idempotent), a function is asked, `recover` waits for an operator.
         Raises:
