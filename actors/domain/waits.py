@@ -4,8 +4,9 @@ Invariants:
     I1  The binding deadline is the maximum; no deadline outlasts every deadline. A statement that
         binds nothing changes nothing and is not recorded.
     I2  Acts are offered to storage in order, as many at a time as one request holds: of those, all
-        land or none. A failed offer leaves them pending; they are offered again at every later act
-        by a timer every 30 s, and when asked for, as at a stop.
+        land or none. A failed offer leaves them pending; they are offered again at every later act,
+        by a timer at the pauses of any commit that must land, and when asked for, as at a stop. So
+        a hold that is stored after a refusal is not there for long without its wait.
     I3  A receipt says `recorded` only for what is committed. Nobody waits for longer than the offer
         that is out takes.
     I4  A key whose row cannot be read is changed by a release only, and keeps no other key's acts
@@ -41,6 +42,7 @@ from .accounts import Accounts
 from .errors import NotStoredError
 from .ingress import clean_text
 from .overrides import EVERY, LAPSED
+from .persistence import PAUSE_INITIAL_S, PAUSE_MAX_S
 from .protocol import (
     AttachToWaits,
     CheckWait,
@@ -140,6 +142,7 @@ class Ledger(TrioActor):
         self._accounts = accounts
         self._offer: tuple[WaitAct, ...] = ()
         self._timer: Timer | None = None
+        self._pause_s = PAUSE_INITIAL_S
         self._offering: list[Reply] = []
         """Who asked for an offer, and waits to hear that it is over."""
         self._ids = itertools.count()
@@ -322,7 +325,8 @@ class Ledger(TrioActor):
     def _rest(self) -> None:
         """Answer who waits; what could not be offered, or was not stored, is tried again later."""
         if self._book.pending and self._timer is None:
-            self._timer = self.after(RECHECK_MS / 1_000, _OfferAgain())
+            self._timer = self.after(self._pause_s, _OfferAgain())
+            self._pause_s = min(self._pause_s * 2, PAUSE_MAX_S)
         self._answer_waiting()
         for reply in self._offering:
             reply.set(None)
@@ -340,6 +344,7 @@ class Ledger(TrioActor):
         offered, self._offer = self._offer, ()
         outcome: Outcome | None = None if answer.error is not None else answer.value[-1]
         if isinstance(outcome, Committed):
+            self._pause_s = PAUSE_INITIAL_S
             self._landed(offered)
             self._offer_pending()
         elif isinstance(outcome, Refused):

@@ -209,3 +209,20 @@ def test_the_longest_refused_is_shown_with_its_newest_reason() -> None:
     recording.settle("b")
     assert recording.refused is None
     assert [None if each is None else each.reason for each in told] == ["no room here", None]
+
+
+@pytest.mark.behaviour("W-022")
+@pytest.mark.parametrize("refused_s", [0.05, 1, 2, 8, 90])
+async def test_a_hold_that_is_stored_after_a_refusal_is_stored_with_its_wait(
+    world: World, virtual_time: MockClock, disk: Disk, refused_s: float
+) -> None:
+    async with world.open():
+        ana = await world.add(at(LIMITED)(lambda: setattr(disk, "full", True)))
+        await ana.send("go")
+        await until(lambda: disk.refused > 1)
+        await trio.sleep(refused_s)
+        assert world.rows("waits") == []
+        disk.full = False
+        await until(lambda: world.state().state == "held")
+        # Were the host killed now, the next one would make no call before the provider's instant.
+        assert len(world.rows("waits")) == 1
