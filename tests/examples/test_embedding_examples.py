@@ -122,6 +122,7 @@ def test_chat_bridge_takes_in_what_people_write_and_posts_what_the_agent_says(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", ["taken in, not acknowledged", "posted, not done"])
 def test_chat_bridge_that_is_killed_in_between_shows_each_reply_once(
     tmp_path: Path, killed: str

@@ -199,6 +199,7 @@ def test_a_server_behind_a_base_url_and_a_second_wire_stream_and_call_tools(tmp_
     ]
 
 
+@pytest.mark.slow
 def test_a_rotated_key_leaves_its_accounts_wall_and_is_in_no_file(tmp_path: Path) -> None:
     assert play("key_rotation.py", str(tmp_path / "state")) == [
         "in the first life: 1 wall, and ana and bo are held",
@@ -221,6 +222,7 @@ def test_history_goes_by_age_and_an_id_that_is_forgotten_is_new(tmp_path: Path) 
     ]
 
 
+@pytest.mark.slow
 def test_store_is_brought_to_a_newer_format_and_back_with_what_waits_in_it(tmp_path: Path) -> None:
     assert play("upgrade.py", str(tmp_path / "state")) == [
         "1 wait holds ana, calls made here: 1",

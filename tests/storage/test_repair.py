@@ -388,6 +388,7 @@ def undoes(state: Path) -> None:
     undo(state)
 
 
+@pytest.mark.slow
 def test_nothing_is_changed_where_the_copy_finds_no_room(messages: Path) -> None:
     spoiled(messages, 3)
     before = rows_of(messages)
