@@ -31,9 +31,10 @@ _END: Final[Any] = object()
 class HostedItems(Generic[_Item]):
     """Items as they come: `for item in ...` on a thread, `async for item in ...` in asyncio.
 
-    `for` blocks its thread until there is an item; `async for` holds no thread, and asyncio's loop
-    goes on meanwhile. Use one of the two, in one place at a time. An `async for` that is cancelled,
-    as by `asyncio.timeout`, can go on: what came meanwhile is its next item.
+    To be made it waits for one pass of the runtime's loop, wherever it is made. `for` blocks
+    its thread until there is an item; `async for` holds no thread, and asyncio's loop goes on
+    meanwhile. Use one of the two, in one place at a time. An `async for` that is cancelled, as
+    by `asyncio.timeout`, can go on: what came meanwhile is its next item.
 
     Closed, or no longer referred to, it waits for nothing, and whoever waits for an item finds its
     end: `close` from any thread, `await aclose()` in asyncio, or leave its `with` or `async with`.

@@ -11,6 +11,7 @@ import pytest
 from abeyance.actors import CompactingContext, Pacing
 from abeyance.actors.domain import alert_posts, compacting, context_keeper, limits, policy
 from abeyance.actors.domain.call import RETRY_IN_TURN_S_MAX
+from abeyance.actors.domain.persistence import PAUSE_MAX_S
 from abeyance.actors.providers import AnthropicProvider
 
 ROOT = Path(__file__).parents[1]
@@ -40,7 +41,8 @@ def said(text: str, pattern: str) -> set[int]:
 @pytest.mark.behaviour("W-133")
 def test_published_limits_are_the_programs() -> None:
     assert row("an alert is raised by a hold of more than") == limits.ALERT_PAST_MS
-    assert row("what could not be read or stored is tried again") == limits.RECHECK_MS
+    assert row("what could not be read is tried again") == limits.RECHECK_MS
+    assert row("a wait that could not be stored is offered again") == PAUSE_MAX_S * 1_000
     assert row("an ephemeral run sleeps") == limits.EPHEMERAL_SLEEP_MAX_MS
     assert row("a guessed pause lasts") == limits.COOLDOWN_MAX_MS
     assert "| a stated wait lasts at most | – |" in BEHAVIOURS
