@@ -9,6 +9,8 @@ Invariants:
     I3  A time without a date, or a date without a year, is the next one within what its window can
         span. Farther off it is a time that passed, seen late, and states nothing.
     I4  Where daylight saving makes two instants of one clock time, the later one is read.
+    I5  A day may stand before or behind its time, and nothing else names it: of `next Friday`, and
+        of midnight on a day, more than one may be meant, and none is read.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from __future__ import annotations
 import re
 from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
 from zoneinfo import ZoneInfo
+
+from .grammar import instant
 
 DAY_MS = 86_400_000
 
@@ -31,23 +35,29 @@ _WEEKDAY_NAMES = (
     "|sun(?:day)?"
 )
 _GAP = r"(?:,?[ \t]{1,3}(?:at[ \t]{1,3})?)"
+_DAY = rf"""
+        (?P<relative>today|tomorrow)
+      | (?:(?:{_WEEKDAY_NAMES})\.?,?[ \t]{{1,3}})?
+        (?P<month>{_MONTH_NAMES})\.?[ \t]{{1,3}}(?P<day>[0-9]{{1,2}})(?:st|nd|rd|th)?\b
+        (?:,?[ \t]{{1,3}}(?P<year>[0-9]{{4}})(?![0-9:]))?
+      | (?:(?:{_WEEKDAY_NAMES})\.?,?[ \t]{{1,3}})?
+        (?P<day2>[0-9]{{1,2}})(?:st|nd|rd|th)?[ \t]{{1,3}}(?P<month2>{_MONTH_NAMES})\b\.?
+        (?:,?[ \t]{{1,3}}(?P<year2>[0-9]{{4}})(?![0-9:]))?
+      | (?P<weekday>{_WEEKDAY_NAMES})\b\.?
+"""
 _WHEN = re.compile(
     rf"""
-    (?:
-        (?P<relative>today|tomorrow) {_GAP}
-      | (?P<weekday>{_WEEKDAY_NAMES})\.? {_GAP}
-      | (?:(?:{_WEEKDAY_NAMES})\.?,?[ \t]{{1,3}})?
-        (?P<month>{_MONTH_NAMES})\.?[ \t]{{1,3}}(?P<day>[0-9]{{1,2}})(?:st|nd|rd|th)?
-        (?:,?[ \t]{{1,3}}(?P<year>[0-9]{{4}}))? {_GAP}
-      | (?P<day2>[0-9]{{1,2}})[ \t]{{1,3}}(?P<month2>{_MONTH_NAMES})\.?
-        (?:,?[ \t]{{1,3}}(?P<year2>[0-9]{{4}}))? {_GAP}
-    )?
-    (?P<hour>[0-9]{{1,2}})
+    (?: (?:{_DAY}) {_GAP} )?
+    (?: (?P<named>noon|midday|midnight)\b | (?P<hour>[0-9]{{1,2}})
     (?: (?::(?P<minute>[0-9]{{2}}))?(?::(?P<second>[0-9]{{2}}))?[ \t\u202f\u00a0]{{0,2}}
         (?P<half>[ap])\.?m\b\.?
       | :(?P<minute24>[0-9]{{2}})(?::(?P<second24>[0-9]{{2}}))?(?![0-9:])
-    )
+    ))
     """,
+    re.IGNORECASE | re.ASCII | re.VERBOSE,
+)
+_DAY_BEHIND = re.compile(
+    rf"(?:,?[ \t]{{1,3}}(?:on[ \t]{{1,3}})?)(?:{_DAY})(?![\w:])(?![ \t]{{0,3}}(?:at\b|[0-9]))",
     re.IGNORECASE | re.ASCII | re.VERBOSE,
 )
 _LOCAL = re.compile(
@@ -58,6 +68,8 @@ _LOCAL = re.compile(
 )
 _ZONE = re.compile(
     r"[ \t]{0,3}\([ \t]{0,3}(?P<named>[A-Za-z0-9_+:/ -]{1,64})\)"
+    # As Go prints an instant: `2026-10-07 14:00:00 +0000 UTC`.
+    r"|[ \t](?P<go>[+-][0-9]{4})[ \t][A-Z]{3,4}\b"
     # `13:00-14:00 UTC` is a span of time, and its second end no offset.
     r"|[ \t]{0,3}(?P<offset>[+-][0-9]{2}(?::?[0-9]{2})?)(?![0-9:]|[ \t]{0,3}[A-Za-z]{1,5}\b)"
     r"|(?P<zulu>[Zz])(?![A-Za-z0-9])"
@@ -67,6 +79,10 @@ _ZONE = re.compile(
     r"|[ \t]{1,3}(?P<vague>(?i:[ecmp][sd]t|utc|gmt|bst|ist|jst|kst|ces?t|eest|msk|sgt|hkt"
     r"|a[ec][sd]t|pacific|eastern|central|mountain"
     r"|(?!local\b)[a-z]{3,12}(?:[ \t](?:standard|daylight))?[ \t]time)\b)"
+)
+_DAY_PARTS = ("year", "month", "month2", "weekday", "relative")
+_EPOCH_NUMBER = re.compile(
+    r"(?<![\w.])(?:[0-9]{10}(?:\.[0-9]{1,9})?|[0-9]{13})(?=[ \t]{0,3}(?:\Z|[\n;!?)]|[.,](?!\d)))"
 )
 _OFFSET = re.compile(r"(?:UTC|GMT)?([+-])([0-9]{1,2})(?::?([0-9]{2}))?")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(?:/[A-Za-z0-9_+-]+){0,2}", re.ASCII)
@@ -106,32 +122,56 @@ def leading_moment(
 ) -> tuple[int, int] | None:
     """Read the moment that starts at a position as (epoch milliseconds, where it ends).
 
+    Beside a clock's times that is a number of seconds or milliseconds since 1970, where it ends
+    a sentence: `resets at 1791378000.`
+
     Args:
         received_ms: When the text was read; without it only a whole date is a moment.
         zone: Of a time that names none; None: such a time is no moment.
         within_ms: How far off a moment without a whole date can lie.
     """
+    counted = _EPOCH_NUMBER.match(text, position)
+    if counted is not None:
+        at_ms = instant(counted[0])
+        # One that passed may as well be another number.
+        known = at_ms is not None and received_ms is not None and at_ms >= received_ms
+        return (int(at_ms or 0), counted.end()) if known else None
     match = _LOCAL.match(text, position) or _WHEN.match(text, position)
     if match is None:
         return None
-    end = match.end()
-    named = _ZONE.match(text, end)
+    parts, end = match.groupdict(), match.end()
+    zoned, named = zone, _ZONE.match(text, end)
     if named is not None:
-        zone = zone_named(
-            named["named"] or named["offset"] or named["zulu"] or named["bare"] or named["vague"]
-        )
-        end = named.end()
-    clock = _clock(match.groupdict())
-    if zone is None or clock is None:
+        zoned, end = _zone_of(named), named.end()
+    if not any(parts.get(part) for part in _DAY_PARTS):
+        behind = _DAY_BEHIND.match(text, end)
+        if behind is not None:
+            parts |= behind.groupdict()
+            end = behind.end()
+            if named is None and (named := _ZONE.match(text, end)) is not None:
+                zoned, end = _zone_of(named), named.end()
+    clock = _clock(parts)
+    if zoned is None or clock is None:
         return None
     try:
-        at_ms = _resolved(match.groupdict(), clock, zone, received_ms, within_ms)
+        at_ms = _resolved(parts, clock, zoned, received_ms, within_ms)
     except (ValueError, OverflowError):  # No such day, or none that `datetime` can hold.
         return None
     if at_ms is None:
         return None
-    fraction = match.groupdict().get("fraction") or "0"
+    fraction = parts.get("fraction") or "0"
     return at_ms + -(-int(fraction) * 1_000 // 10 ** len(fraction)), end
+
+
+def _zone_of(named: re.Match[str]) -> tzinfo | None:
+    offset = named["go"]
+    if offset is not None:
+        # Of an offset that a name contradicts neither is believed: it may be the end of a span.
+        utc = named[0].endswith(("UTC", "GMT"))
+        return None if utc and offset[1:] != "0000" else zone_named(offset)
+    return zone_named(
+        named["named"] or named["offset"] or named["zulu"] or named["bare"] or named["vague"]
+    )
 
 
 def next_midnight(received_ms: int | None, zone: str) -> int | None:
@@ -147,6 +187,11 @@ def next_midnight(received_ms: int | None, zone: str) -> int | None:
 
 
 def _clock(parts: dict[str, str | None]) -> tuple[int, int, int] | None:
+    named = (parts.get("named") or "").lower()
+    if named:
+        # Of a day it is its start to some, and its end to others.
+        dated = any(parts.get(part) for part in _DAY_PARTS)
+        return None if named == "midnight" and dated else (0 if named == "midnight" else 12, 0, 0)
     hour = int(parts["hour"] or "0")
     minute = int(parts["minute"] or parts.get("minute24") or "0")
     second = int(parts["second"] or parts.get("second24") or "0")

@@ -1,4 +1,4 @@
-"""Whether more time follows what was read of a duration. Pure functions.
+"""Whether more time follows what was read of a duration, or what multiplies it. Pure functions.
 
 Invariants:
     I1  No text raises, and none is looked at further than its next few words.
@@ -56,6 +56,11 @@ _MORE = re.compile(
   | [^\S\n]{{0,8}}+(?:and[^\S\n]{{1,8}})?\d              # a number right behind it
   | (?:[^\S\n]|[,:;&+/·–—-]){{0,4}}+{_ALSO} \d[\d.]*(?![\d.]|[^\S\n]{{0,3}}[^\W\d_])
   | [.]\d
+  # Of each of several, or so many times: how many there are is not told, or not counted here.
+  | [^\S\n]{{0,3}}(?:[×✕✖∗⋅^²³]|(?<!\*)\*(?!\*)|x[ ]?(?=\d|the\b|number\b|N\b))
+  | /(?=[a-z])(?!\w{{1,12}}/)
+  | [^\S\n]{{1,3}}(?:(?:for|with|after|at)[^\S\n]{{1,3}})?(?:per|each|every|apiece)\b
+  | ,?[^\S\n]{{1,3}}(?:times|multiplied|squared|cubed|doubl\w{{1,4}}|twice)\b
     """,
     re.IGNORECASE | re.VERBOSE,
 )

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abeyance.actors.providers.clocks import leading_moment, next_midnight, zone_named
+from abeyance.actors.providers.durations import spelled_duration
 from abeyance.actors.providers.grammar import (
     duration,
     http_date,
@@ -18,7 +19,6 @@ from abeyance.actors.providers.grammar import (
     number,
     printable,
     rfc3339,
-    spelled_duration,
 )
 
 NOON = 1_791_374_400_000  # 2026-10-07T12:00:00Z
@@ -102,8 +102,9 @@ def test_a_spelled_duration_is_the_sum_of_its_terms(text: str, expected: float):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "s", "5", "5 parsecs", "1h soon", "soon 1h", "5mss", "1 month", "5ſ", "-5s"]
-)
+    "text",
+    ["", "s", "5", "5 parsecs", "1h soon", "soon 1h", "5mss", "1 month", "5ſ", "--5s", "- 5s"],
+)  # fmt: skip
 def test_what_is_no_spelled_duration_states_nothing(text: str):
     assert spelled_duration(text) is None
 

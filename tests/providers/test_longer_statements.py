@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from abeyance.actors.providers import WaitEnds, read_stated_wait
-from abeyance.actors.providers.grammar import leading_duration, spelled_duration
+from abeyance.actors.providers.durations import leading_duration, spelled_duration
 
 NOW_S = 1_791_374_400
 SECOND, MINUTE, HOUR, DAY, WEEK = 1_000, 60_000, 3_600_000, 86_400_000, 604_800_000

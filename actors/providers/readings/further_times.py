@@ -36,7 +36,7 @@ _TIME = re.compile(
       | (?:(?:mon|tue|wed|thu|fri|sat|sun)[.,]?{_GAP})?
         (?<![\w.:])\d{{1,2}}(?::\d\d)?(?:{_GAP})?[ap]\.?m\b
       | (?<![\w.:])\d{{1,2}}:\d\d(?!\d)
-      | \b{_LONG_DAY}\b | \btomorrow\b
+      | \b{_LONG_DAY}\b | \btomorrow\b | \b(?:midnight|midday|noon)\b
     )
   | (?P<described>
         \b(?:until|when|once|after|before|as{_GAP}soon{_GAP}as)\b[^.!?\d\n]{{0,60}}?
@@ -45,9 +45,15 @@ _TIME = re.compile(
            (?:reset|renewed|refreshed|replenished|restored|lifted|available))\b
     )
   | (?P<worded>
-        \b(?:tonight|overnight|midnight|midday|noon|later{_GAP}today|weekend)\b
+        \b(?:tonight|overnight|later{_GAP}today|weekend)\b
       | \b(?:morgen|übermorgen|demain|mañana|domani|amanhã|завтра)\b | 明天|明日|后天|次日|翌日|내일
-      | \b(?:next|following|new|coming){_GAP}(?:(?:calendar|billing|business){_GAP})?{_SPAN}s?\b
+      | \b(?:next|following|new|coming){_GAP}(?:(?:calendar|billing|business){_GAP})?
+        (?:{_SPAN}s?|{_LONG_DAY}|(?:mon|tues?|wed|thurs?|fri|sat|sun))\b
+      | \b(?:or|otherwise|else){_GAP}(?:(?:only|just|at{_GAP}most|up{_GAP}to){_GAP})?(?:
+            (?:(?:once|twice|thrice|\w{{1,8}}{_GAP}times){_GAP}(?:(?:per|every|each|an?|in){_GAP}){{0,2}}
+              |(?:per|every|each){_GAP})
+            (?:\w{{1,8}}{_GAP}){{0,2}}?(?:second|minute|hour|day|week|month|year)s?\b
+          | (?:once{_GAP})?(?:hourly|daily|weekly|monthly)(?=\s{{0,3}}(?:[.,;)]|\Z)))
       | \b(?:end|start|beginning|turn|top|rest|remainder){_GAP}of{_GAP}
         (?:\w{{1,12}}{_GAP}){{0,2}}{_SPAN}\b
       | \b(?:in|for|within|takes?|of|several|some|many|few){_GAP}

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import tzinfo
 
+from ..durations import spelled_duration
 from ..grammar import (
     Milliseconds,
     duration,
@@ -18,7 +19,6 @@ from ..grammar import (
     instant,
     number,
     rfc3339,
-    spelled_duration,
 )
 from ..stated import WaitKind, WaitScope
 from .phrases import stated_times
@@ -48,9 +48,29 @@ FIELD_UNITS_MS = {
 FIELD_INSTANTS = ("resets_at", "reset_at", "resetsAt", "resetAt", "retry_at", "retryAt")
 
 
+_DATE_COMMA = r"(?<!\bmon)(?<!\btue)(?<!\bwed)(?<!\bthu)(?<!\bfri)(?<!\bsat)(?<!\bsun)(?<!day)"
+_MERGED = re.compile(rf"{_DATE_COMMA},[ \t]+", re.IGNORECASE)
+
+
+def each_of(value: str, read: Callable[[str], Statement | None]) -> Iterator[Statement]:
+    """What a line states: as one, or as the several that a proxy merged into it (RFC 9110 5.3).
+
+    Nothing where one of them cannot be read: it may be the longest. A comma without a blank may
+    stand for a point, or in a number.
+    """
+    whole = read(value)
+    if whole is not None:
+        yield whole
+        return
+    parts = _MERGED.split(value[:10_000])
+    stated = [part for part in map(read, parts) if part is not None]
+    if len(stated) == len(parts):
+        yield from stated
+
+
 def spent(value: str) -> bool:
-    """Whether a header of what remains says that nothing does."""
-    return duration(value, unit_ms=1_000) == 0
+    """Whether a header of what remains says that nothing does; of merged lines, that one does."""
+    return any(duration(part.strip(" \t"), unit_ms=1_000) == 0 for part in value.split(","))
 
 
 def full(percent: object) -> bool:
@@ -62,18 +82,20 @@ def full(percent: object) -> bool:
 def reset_value(response: Response, value: str, name: str, **whose: object) -> Iterator[Statement]:
     """What the value of a reset header states: see the row of `x-ratelimit-reset`."""
     source, raw = f"header:{name}", f"{name}: {value}"
-    count = duration(value, unit_ms=1_000)
-    wait_ms = count if count is not None and count < 1e12 else spelled_duration(value)
-    if wait_ms is not None:
-        yield after(response, wait_ms, source, raw, **whose)  # type: ignore[arg-type]
-        return
-    at_ms: Milliseconds | None
-    if count is None:
-        at_ms = rfc3339(value) or http_date(value, received_ms=response.received_ms)
-    else:
-        at_ms = epoch(value, unit_ms=1_000 if count < 1e15 else 1)
-    if at_ms is not None:
-        yield Statement(at_ms, source, raw, **whose)  # type: ignore[arg-type]
+
+    def read(part: str) -> Statement | None:
+        count = duration(part, unit_ms=1_000)
+        wait_ms = count if count is not None and count < 1e12 else spelled_duration(part)
+        if wait_ms is not None:
+            return after(response, wait_ms, source, raw, **whose)  # type: ignore[arg-type]
+        at_ms: Milliseconds | None
+        if count is None:
+            at_ms = rfc3339(part) or http_date(part, received_ms=response.received_ms)
+        else:
+            at_ms = epoch(part, unit_ms=1_000 if count < 1e15 else 1)
+        return None if at_ms is None else Statement(at_ms, source, raw, **whose)  # type: ignore[arg-type]
+
+    yield from each_of(value, read)
 
 
 def in_header(name: str, *, unit_ms: int, how: str = "") -> UntilRow:
@@ -81,9 +103,14 @@ def in_header(name: str, *, unit_ms: int, how: str = "") -> UntilRow:
 
     def read(response: Response) -> Iterator[Statement]:
         for value in response.values(name):
-            wait_ms = duration(value, unit_ms=unit_ms)
-            if wait_ms is not None:
-                yield after(response, wait_ms, f"header:{name}", f"{name}: {value}")
+
+            def part_of(part: str, value: str = value) -> Statement | None:
+                wait_ms = duration(part, unit_ms=unit_ms)
+                if wait_ms is None:
+                    return None
+                return after(response, wait_ms, f"header:{name}", f"{name}: {value}")
+
+            yield from each_of(value, part_of)
 
     unit = "milliseconds" if unit_ms == 1 else "seconds"
     return UntilRow("header", f"`{name}`", how or unit, read, standing=True)
@@ -91,14 +118,18 @@ def in_header(name: str, *, unit_ms: int, how: str = "") -> UntilRow:
 
 def _retry_after(response: Response) -> Iterator[Statement]:
     for value in response.values("retry-after"):
-        source, raw = "header:retry-after", f"retry-after: {value}"
-        wait_ms = duration(value, unit_ms=1_000)
-        if wait_ms is not None:
-            yield after(response, wait_ms, source, raw)
-            continue
-        at_ms = http_date(value, received_ms=response.received_ms)
-        if at_ms is not None:
-            yield Statement(at_ms, source, raw)
+
+        def part_of(part: str, value: str = value) -> Statement | None:
+            source, raw = "header:retry-after", f"retry-after: {value}"
+            wait_ms = duration(part, unit_ms=1_000)
+            if wait_ms is None:
+                wait_ms = spelled_duration(part)
+            if wait_ms is not None:
+                return after(response, wait_ms, source, raw)
+            at_ms = http_date(part, received_ms=response.received_ms) or rfc3339(part)
+            return None if at_ms is None else Statement(at_ms, source, raw)
+
+        yield from each_of(value, part_of)
 
 
 def _ratelimit_reset(response: Response) -> Iterator[Statement]:
@@ -183,7 +214,8 @@ def _fields(response: Response) -> Iterator[Statement]:
 RETRY_AFTER = UntilRow(
     "header",
     "`retry-after`",
-    "seconds (a decimal is honoured), or an HTTP date on our clock; anything else states nothing. "
+    "seconds (a decimal is honoured), a spelled duration, an HTTP date on our clock, or RFC 3339; "
+    "of several in one line the longest. Anything else, also as one of several, states nothing. "
     "Negative, or a date that passed: already over",
     _retry_after,
     standing=True,
@@ -203,11 +235,13 @@ def said(what: str, how: str, *, zone: Callable[[Response], tzinfo | None]) -> U
         "words",
         "`try again in …`, `retry after …`, `wait …`, `reset(s) in …`, `not before …`, " + what,
         "a spelled duration: `20s`, `634ms`, `7m12s`, `PT1M30S`, `4 days 20 hours 9 minutes`, "
-        "`1,200 seconds`; of a range (`10-20 seconds`, `between 5 and 10 minutes`) the far end. "
+        "`about an hour`, `over 2 hours`, `1:30 hours`, `1,200 seconds`; of a range (`10-20 "
+        "seconds`, `between 5 and 10 minutes`) the far end; a negative one is over. "
         + how + ". Of alternatives and conditions (`or in 24 hours`, `but not before 13:00 UTC`) "
         "the longest. Nothing is stated where a part cannot be read: where more time follows than "
-        "is read (`and a half`, `and thirty minutes`, a month), a number without a unit, a comma "
-        "for a point (`1,5 hours`), `or tomorrow`, `(an hour at peak times)`",
+        "is read (`and a half`, a month), where it is multiplied (`10 seconds x 60`, "
+        "`20s per request`) or a part is how often (`or once a day`), a number without a unit, a "
+        "comma for a point (`1,5 hours`), `next Friday`, `or tomorrow`",
         lambda response: stated_times(
             response, zone=zone(response), within_ms=7 * 86_400_000
         ),

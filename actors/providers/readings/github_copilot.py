@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 from urllib.parse import unquote
 
-from ..grammar import duration, instant, leading_duration, percent
+from ..durations import leading_duration
+from ..grammar import duration, instant, percent
 from ..stated import WaitKind, WaitScope
 from ..windows import UsageWindow
 from . import openai

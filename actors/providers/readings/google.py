@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 
 from ..clocks import next_midnight
-from ..grammar import Milliseconds, instant, number, spelled_duration
+from ..durations import spelled_duration
+from ..grammar import Milliseconds, instant, number
 from ..stated import WaitKind, WaitScope
 from .generic import EXPLICIT, SAID, WINDOWS, objects_of, quoted
 from .response import Response, Statement, after

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from datetime import date, tzinfo
 
 from ..clocks import DAY_MS, leading_moment
-from ..grammar import leading_duration
+from ..durations import clocked, leading_duration
 from .further_times import Further, Span, Tie, further_times
 from .response import Response, Statement, after
 
@@ -28,15 +28,19 @@ _LEAD = re.compile(
     (?: \b(?:try|trying|retry|retrying)(?:{_GAP}(?:again|(?:your|the|this){_GAP}request)){{0,2}}
         {_GAP}(?:in|after)
       | \bwait(?:ing)?(?:{_GAP}(?:for|time|period)){{0,2}}(?:{_GAP}is)?
-      | \b(?:resets?|resetting|renews?|replenished|refresh(?:es)?|resumes?|available|come{_GAP}back)
+      | \b(?:resets?|resetting|renews?|renewed|replenished|refilled|refresh(?:es|ed)?|restored
+          |reinstated|resumes?|lifted|lifts|unlocks?|unlocked|unblocked|expires?|ends?|available
+          |allowed|possible|ready|back|again)
         (?:{_GAP}again)?{_GAP}(?:in|after)
-      | \bback{_GAP}off(?:{_GAP}for)?
+      | \b(?:back|hold){_GAP}off(?:{_GAP}for)?
+      | \b(?:pause|sleep|slow{_GAP}down|cool{_GAP}down){_GAP}for
+      | \b(?:retry[-_ ]?(?:after|delay|in)|cool-?down(?:{_GAP}(?:time|period))?
+          |time{_GAP}(?:until|to|before){_GAP}(?:the{_GAP})?(?:next{_GAP})?(?:reset|retry))
+        (?:{_GAP}is|{_GAP}of)?[ \t]?[:=](?=\s*\D|\s*\d[\d.,:]*\s*[a-z\u0080-\uffff])
       | \b(?:limited|blocked|throttled|paused|suspended|locked|unavailable){_GAP}for
       | (?<![a-mo-z]){_NOT_BEFORE}
       | 请在 | 请等待 | 请于 | 将在
     )
-    (?:{_GAP}(?:about|approximately|around|another|up{_GAP}to|at{_GAP}(?:least|most)
-       |(?:no|not){_GAP}(?:less|fewer){_GAP}than|(?:an?{_GAP}|the{_GAP})?m(?:in|ax)imum(?:{_GAP}of)?))?
     :?[ \t\n]{{0,3}}
     """,
     re.IGNORECASE | re.VERBOSE,
@@ -75,7 +79,9 @@ def stated_times(
 
     def statement(lead: re.Match[str], start: int, kinds: str) -> tuple[Statement, int] | None:
         source = "text:" + " ".join(lead[0].lower().split())
-        if "d" in kinds and (wait := leading_duration(words, start)) is not None:
+        # `retry after 14:00 hrs` may tell the time of day.
+        timed = lead[0].rstrip().endswith("after") and clocked(words, start)
+        if "d" in kinds and not timed and (wait := leading_duration(words, start)) is not None:
             raw = words[lead.start() : wait[1]].strip()
             return after(response, wait[0], source, raw), wait[1]
         if "m" in kinds:
