@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from datetime import tzinfo
 from typing import Final
 
-from .domain.events import HoldBegan, RecordingRefused
+from .domain.events import HoldBegan, RecordingRefused, RunRecordingRefused
 from .run_status import RunStatus, local_minute
+from .status import UnrecordedStatus
 
 _RUN_ACTIONS: Final = {
     "waiting_for_capacity": ("resume_run", "use_fallback", "cancel_run"),
@@ -59,7 +60,9 @@ class WaitCard:
         return f"{self.title} \u00b7 {verb} after {local_minute(self.resume_after_ms, zone)}"
 
 
-def wait_card(of: HoldBegan | RecordingRefused | RunStatus) -> WaitCard | None:
+def wait_card(
+    of: HoldBegan | RecordingRefused | RunRecordingRefused | RunStatus,
+) -> WaitCard | None:
     """The card of a hold that began, of what the store refuses, or of a run; None for a run that
     waits for nobody.
 
@@ -76,14 +79,11 @@ def wait_card(of: HoldBegan | RecordingRefused | RunStatus) -> WaitCard | None:
             actions=_ACTIONS.get(of.cause, ("release_provider_wait",)),
         )
     if isinstance(of, RecordingRefused):
-        return WaitCard(
-            agent=of.agent,
-            run=None,
-            title=f"Waiting for the store: {of.what} cannot be recorded",
-            resume_after_ms=None,
-            reason=of.reason,
-            actions=(),
-        )
+        return _for_the_store(of, of.agent, None)
+    if isinstance(of, RunRecordingRefused):
+        return _for_the_store(of, None, of.run)
+    if of.unrecorded is not None:
+        return _for_the_store(of.unrecorded, None, of.id)
     actions = _RUN_ACTIONS.get(of.state)
     if actions is None:
         return None
@@ -94,4 +94,19 @@ def wait_card(of: HoldBegan | RecordingRefused | RunStatus) -> WaitCard | None:
         resume_after_ms=of.resume_after_ms,
         reason=of.reason,
         actions=actions,
+    )
+
+
+def _for_the_store(
+    refused: RecordingRefused | RunRecordingRefused | UnrecordedStatus,
+    agent: str | None,
+    run: str | None,
+) -> WaitCard:
+    return WaitCard(
+        agent=agent,
+        run=run,
+        title=f"Waiting for the store: {refused.what} cannot be recorded",
+        resume_after_ms=None,
+        reason=refused.reason,
+        actions=(),
     )

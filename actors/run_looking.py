@@ -30,6 +30,7 @@ from .run_reading import (
     status_of,
 )
 from .run_status import RunStatus, RunStep, RunStepped
+from .status import UnrecordedStatus
 
 WAIT_LOOK_S: Final = 5.0
 
@@ -113,15 +114,21 @@ class RunLooks:
         return status_of(self._store, self._folders, run, run_record(self._store, run))
 
     def _seen(self, run: RunId, status: RunStatus) -> RunStatus:
-        """A run's status with what its rows cannot say: whether anything of it is executed, and
-        that it has failed where the store takes neither its wait nor its failure."""
+        """A run's status with what its rows cannot say: whether anything of it is executed, what
+        of it the store refuses, and that it has failed where that takes neither its wait nor its
+        failure."""
         life = self._kept.lives.get(run)
         if life is not None and life.failure is not None and status.state in LIVE:
             reason = bounded(f"{life.failure}; the store does not take that it failed, either")
             return replaced(status, state="failed", reason=reason, executed=False)
-        refused = None if status.ended else self._kept.refused.get(run)
+        refused = None if status.ended else self._kept.unrecorded(run)
         executed = status.state in LIVE and self._is_executed(run)
-        return replaced(status, executed=executed, refused=None if executed else refused)
+        return replaced(
+            status,
+            state="unrecorded" if executed and refused is not None else status.state,
+            executed=executed,
+            unrecorded=None if refused is None else UnrecordedStatus(*refused),
+        )
 
     def _is_executed(self, run: RunId) -> bool:
         owner = self._store.get("owners", run.owned)

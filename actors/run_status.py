@@ -7,12 +7,14 @@ from datetime import datetime
 from typing import Any, Literal
 
 from .domain.run_rows import ENDED, LIVE, WAITING
+from .status import UnrecordedStatus
 
 RunStateName = Literal[
     "running",
     "waiting_for_capacity",
     "waiting_for_capacity_unknown",
     "resuming",
+    "unrecorded",
     "recovery_required",
     "completed",
     "failed",
@@ -31,7 +33,8 @@ class RunStatus:
     where that was said; `phase` of a waiting run whether that is an `item`, the opening of a
     `session`, `between` two items, or a finaliser (`final`); `folder` its directory inside the
     state directory, as long as there is one, also once it has ended. `needs_decision`: only a
-    decision on its item in doubt takes it up. `walls` is how often it met exhausted capacity;
+    decision on its item in doubt takes it up. It is `unrecorded` where it is live and waits for
+    nothing but the store. `walls` is how often it met exhausted capacity;
     `reason` why it waits, failed, or cannot go on by itself.
     """
 
@@ -73,9 +76,9 @@ class RunStatus:
     executed: bool | None = None
     """Whether a process executes it now; None until whoever looks has found out."""
 
-    refused: str | None = None
-    """Why the store refuses that this host takes it up, where it is to be taken up; it goes on by
-    itself once the store records that."""
+    unrecorded: UnrecordedStatus | None = None
+    """What of it the store refuses for now: what it came to, or that this host takes it up. It goes
+    on by itself once the store records that."""
     owner_pid: int | None = None
     """The process that executes it, or died over it (see `executed`); None where no life of it is
     under way."""
@@ -87,9 +90,11 @@ class RunStatus:
 
     def text(self, zone: Any = None) -> str:
         """One line for people; instants in a zone (a `tzinfo`), or in this machine's own."""
-        if self.refused is not None:
-            what = "Interrupted" if self.state == "running" else self.title
-            return f"{what} \u00b7 goes on once the store records that: {self.refused}"
+        if self.unrecorded is not None:
+            title = "Interrupted" if self.state == "running" else self.title
+            what = f"the store records {self.unrecorded.what}"
+            since = f"refused since {local_minute(self.unrecorded.since_ms, zone)}"
+            return f"{title} \u00b7 goes on once {what}, {since}: {self.unrecorded.reason}"
         serves = "the quiesced host serves again (abeyance quiesce DIR --end)"
         if self.executed is False and self.state in LIVE:
             when = serves if self.quiesced else "a process that has its workflow finds it"

@@ -23,8 +23,8 @@ class HeldStatus:
 
 @dataclass(frozen=True, slots=True)
 class UnrecordedStatus:
-    """What the store refuses of an agent for now. It is asked for again until it is stored, and
-    nothing goes on behind it.
+    """What the store refuses of an agent or a run for now. It is asked for again until it is
+    stored, and nothing goes on behind it.
 
     Attributes:
         what: What cannot be recorded, in words: the hold of its turn, a reply.

@@ -303,6 +303,32 @@ class ContextKept(AgentEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecordingRefused(Event):
+    """The store refuses what of a run is to be recorded; it has none of it. It is asked again.
+
+    Attributes:
+        run: Its id.
+        what: What cannot be recorded, in words.
+        reason: Why, the first time.
+        since_ms: Since when.
+    """
+
+    kind: ClassVar[str] = "run_recording_refused"
+    run: str
+    what: str
+    reason: str
+    since_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecordingResumed(Event):
+    """The store has what it had refused of a run, or nobody asks for it any more."""
+
+    kind: ClassVar[str] = "run_recording_resumed"
+    run: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunChanged(Event):
     """A run of a workflow is in another state now; the store has it.
 

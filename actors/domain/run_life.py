@@ -10,7 +10,7 @@ Runs in: the task of the life.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 import trio
 from msgspec.structs import replace
@@ -21,7 +21,7 @@ from abeyance.storage.store import Committed, Guard, Put, Refused, Request, Row,
 from abeyance.storage.tables.runs import Run, RunItem
 
 from .mode import HostMode
-from .persistence import until_stored
+from .persistence import Recording
 from .run_errors import run_ended
 from .run_folders import RunFolders
 from .run_places import Place
@@ -31,6 +31,23 @@ from .spending import Spender
 from .step_threads import StepThreads
 
 declare("run.after_handed_over", "a run is given up for the process that has its agent")
+
+
+_ITEMS: Final = {
+    "started": "the start of",
+    "done": "what came of",
+    "failed": "the failure of",
+    "blocked": "the wait of",
+    "cut_off": "the end of",
+}
+_STATES: Final = {
+    "running": "its resumption",
+    "resuming": "its hand-over",
+    "recovery_required": "that it waits for somebody",
+    "completed": "its end",
+    "failed": "its end",
+}
+"""What cannot be recorded while the store refuses it, in words."""
 
 
 class Outcome(NamedTuple):
@@ -55,7 +72,14 @@ class Life:
     """One life of a run: what its items are guarded by, and whether it goes on."""
 
     def __init__(
-        self, run: RunId, row: Row, owner: Guard, buffer_ms: int, seams: LifeSeams, place: Place
+        self,
+        run: RunId,
+        row: Row,
+        owner: Guard,
+        buffer_ms: int,
+        seams: LifeSeams,
+        place: Place,
+        recording: Recording,
     ) -> None:
         self.run = run
         self.row = row
@@ -79,6 +103,8 @@ class Life:
         """Set once this life is over; whatever of it still runs starts nothing more."""
         self.failure: str | None = None
         self.place = place
+        self.recording = recording
+        """What of the run the store refuses for now."""
         self.left_to: str | None = None
         """The agent whose process is to execute the run, where this one gave it up for that."""
         self.asked = 0
@@ -172,9 +198,13 @@ class Life:
         self.quiet.set()
         await trio.sleep_forever()
 
-    async def commit(self, request: Request) -> bool:
-        """Ask for a commit until it has an outcome; False where a guard refused it."""
-        outcome = await until_stored(lambda: self.journal.ask(request))
+    async def commit(self, what: str, request: Request) -> bool:
+        """Ask for a commit until it has an outcome; False where a guard refused it.
+
+        Args:
+            what: What it records, in words, for whoever looks while the store refuses it.
+        """
+        outcome = await self.recording.until_stored(what, lambda: self.journal.ask(request))
         if isinstance(outcome, Refused):
             return False
         assert isinstance(outcome, Committed)
@@ -184,6 +214,7 @@ class Life:
         """Record an item under this life's guards, its own row's among them; False where another
         has the run, or an operator ended it."""
         return await self.commit(
+            f"{_ITEMS[item.state]} {item.path!r}",
             Request(
                 guards=(
                     self.owner,
@@ -191,7 +222,7 @@ class Life:
                     item_guard(self.run, ordinal, row),
                 ),
                 puts=(item_put(self.run, ordinal, item),),
-            )
+            ),
         )
 
     async def move(
@@ -200,7 +231,7 @@ class Life:
         """Change the run's row; False where this life is not the one that may."""
         record = put_down(record, self.threads.running(self.run))
         request = change(self.run, self.row, record, by, owner=self.owner, guards=guards, puts=puts)
-        if not await self.commit(request):
+        if not await self.commit(_STATES.get(record.state, "its wait"), request):
             return False
         self.row = Row(self.row.counter + 1, record)
         return True

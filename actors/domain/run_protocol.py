@@ -5,10 +5,12 @@ Runs in: the loop thread.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import trio
 
+from .persistence import Recording, Unrecorded
 from .run_life import Life
 from .run_rows import RunId
 from .run_workflow import Workflow
@@ -72,6 +74,29 @@ class RunsKept:
         """Runs whose life could not be recorded here; only an operator begins them again."""
         self.handed: dict[RunId, Handed] = {}
         """Runs that were given up here for the process that has their agent."""
-        self.refused: dict[RunId, str] = {}
-        """Runs that were to be taken up and whose claim the store refuses for now, with why."""
+        self.refused: dict[RunId, Recording] = {}
+        """Of which runs the store refuses something for now, and what."""
         self.stopping = False
+
+    def unrecorded(self, run: RunId) -> Unrecorded | None:
+        """What of a run the store refuses for now: a commit of its life, or its claim."""
+        recording = self.refused.get(run)
+        return None if recording is None else recording.refused
+
+    def recording(
+        self,
+        run: RunId,
+        now_ms: Callable[[], int],
+        told: Callable[[Unrecorded | None], object],
+    ) -> Recording:
+        """Where whoever asks for a commit of a run says that the store refuses it."""
+
+        def note(refused: Unrecorded | None) -> None:
+            if refused is None:
+                self.refused.pop(run, None)
+            else:
+                self.refused[run] = recording
+            told(refused)
+
+        recording = self.refused.get(run) or Recording(now_ms, note)
+        return recording

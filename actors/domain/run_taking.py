@@ -25,7 +25,7 @@ from abeyance.storage.errors import UnreadableRecordError
 from abeyance.storage.store import Row, Store
 from abeyance.storage.tables.runs import Bucket, Choice, Run
 
-from .persistence import may_land_later
+from .persistence import Recording, may_land_later
 from .run_acts import doubtful
 from .run_claims import Claims
 from .run_places import Place, Places
@@ -44,6 +44,7 @@ INEXACT: Final = (
     "it stands inside a provider's session that has no handle, so nothing shows where exactly"
 )
 LOOK_ROWS_MAX: Final = 1_000
+_CLAIM: Final = "that it is taken up"
 
 _logger = Log(__name__)
 
@@ -57,6 +58,8 @@ class TakingSeams(NamedTuple):
     """A run came to a state."""
     look_later: Callable[[], object]
     """Something could not be recorded now."""
+    recording: Callable[[RunId], Recording]
+    """What of a run the store refuses for now."""
 
 
 class Taking:
@@ -139,7 +142,7 @@ class Taking:
                 raise
             self._refuse(run, error)
             return
-        self._kept.refused.pop(run, None)
+        self._seams.recording(run).settle(_CLAIM)
         if claim.won:
             self._kept.handed.pop(run, None)
             crashpoint("run.after_claimed")
@@ -149,15 +152,14 @@ class Taking:
 
     def _refuse(self, run: RunId, error: BaseException) -> None:
         """The store refused a claim. It is looked at again, and whoever looks at it sees why."""
-        why = bounded(str(error.__cause__ or error))
-        if run not in self._kept.refused:
+        if self._kept.unrecorded(run) is None:
             _logger.warning(
                 "run %s cannot be taken up until the store records that: %s",
                 run,
-                why,
+                bounded(str(error.__cause__ or error)),
                 run=str(run),
             )
-        self._kept.refused[run] = why
+        self._seams.recording(run).refuse(_CLAIM, _CLAIM, error)
         self._seams.look_later()
 
     def _is_left_to_another(self, run: RunId) -> bool:

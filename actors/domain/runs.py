@@ -29,7 +29,7 @@ from abeyance.storage.store import Store
 from . import events
 from .alert_book import AlertDesk
 from .mode import HostMode
-from .persistence import PAUSE_MAX_S
+from .persistence import PAUSE_MAX_S, Recording, Unrecorded
 from .protocol import Due, ForgetInstant, WatchInstant
 from .run_alerts import alert_of_run
 from .run_claims import Claims
@@ -110,6 +110,7 @@ class Runs(TrioActor):
     def on_start(self) -> None:
         # The lives of the incarnation before have ended with it; their rows still say `live`.
         self.kept.lives.clear()
+        self.kept.refused.clear()
         self._taking = Taking(
             self._store,
             self._claims,
@@ -117,7 +118,7 @@ class Runs(TrioActor):
             self._clock,
             self.kept,
             Places(self._look_soon),
-            TakingSeams(self._begin, self._came_to, self._look_later),
+            TakingSeams(self._begin, self._came_to, self._look_later, self._recording),
         )
         self.spawn(self._watch, name="runs")
         self.spawn(self._tell_missed, name="runs alerts")
@@ -204,7 +205,7 @@ class Runs(TrioActor):
         if row is None or workflow is None or owner is None or row.record.state not in LIVE:
             place.give_back()
             return
-        life = Life(run, row, owner, workflow.buffer_ms, self._seams, place)
+        life = Life(run, row, owner, workflow.buffer_ms, self._seams, place, self._recording(run))
         kept.lives[run] = life
         self.spawn(self._live, life, workflow, name=f"run {run}")
 
@@ -238,6 +239,15 @@ class Runs(TrioActor):
     def _came_to(self, run: RunId, state: str) -> None:
         self._tell_of(run, state)
         self._alert(run)
+
+    def _recording(self, run: RunId) -> Recording:
+        def told(refused: Unrecorded | None) -> None:
+            if refused is None:
+                self.emit(events.RunRecordingResumed, run=str(run))
+            else:
+                self.emit(events.RunRecordingRefused, run=str(run), **refused._asdict())
+
+        return self.kept.recording(run, self._clock.now_ms, told)
 
     def _tell_of(self, run: RunId, state: str) -> None:
         self.emit(events.RunChanged, run=str(run), state=state)

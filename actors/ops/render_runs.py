@@ -41,7 +41,7 @@ def _print_run(console: Console, run: RunReport, report: RunsReport | RunDetailR
     stopped = report.pid is None
     head = f"{run.id}  {run.workflow} v{run.version}"
     console.print(Text(escaped_text(head), style="bold"))
-    style = "yellow" if run.state in _DECIDE else ""
+    style = "yellow" if run.state in _DECIDE or run.unrecorded is not None else ""
     _say(console, run.text, style=style)
     _say(console, _stands(run))
     if not stopped and run.owner_pid is not None:

@@ -57,7 +57,7 @@ class LimitReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnrecordedReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What the store refuses of an agent, why the last time, and since when."""
+    """What the store refuses of an agent or a run, why the last time, and since when."""
 
     what: str
     reason: str

@@ -14,6 +14,8 @@ from typing import Any
 
 import msgspec
 
+from .reports import UnrecordedReport
+
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     """One run. Mirrors `run_status.RunStatus` but for its result; `text` is its line for people.
@@ -48,6 +50,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     needs_decision: bool = False
     quiesced: bool = False
     executed: bool | None = None
+    unrecorded: UnrecordedReport | None = None
 
 
 class RunsReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,8 +113,14 @@ class RunActReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def report_run(status: Any) -> RunReport:
     """Copy a run's status into the shape that travels."""
-    names = (name for name in RunReport.__struct_fields__ if name != "text")
-    return RunReport(**{name: getattr(status, name) for name in names}, text=status.text())
+    refused = status.unrecorded
+    given: dict[str, Any] = {
+        "text": status.text(),
+        "unrecorded": refused
+        and UnrecordedReport(what=refused.what, reason=refused.reason, since_ms=refused.since_ms),
+    }
+    names = (name for name in RunReport.__struct_fields__ if name not in given)
+    return RunReport(**{name: getattr(status, name) for name in names}, **given)
 
 
 def report_runs(statuses: Iterable[Any], pid: int | None) -> RunsReport:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import UTC
 from typing import Any
 
 import pytest
 import trio
 from trio.testing import MockClock
 
+from abeyance.actors import wait_card
+from abeyance.actors.domain.events import RunRecordingRefused, RunRecordingResumed
 from abeyance.actors.domain.run_rows import RunId
+from abeyance.actors.ops.run_reports import report_run
+from abeyance.actors.run_status import local_minute
+from abeyance.actors.status import UnrecordedStatus
 from abeyance.actors.testing import WallClock
 from abeyance.storage.codec import encode
 from abeyance.storage.lmdb_store import LmdbStore
@@ -247,17 +254,87 @@ async def test_run_that_is_due_says_why_the_store_refuses_its_claim_and_goes_on_
     effects, refusing = Effects(), RefusingStore(monkeypatch)
     async with world.open() as runtime:
         run = await waiting(world, effects, world.clock.now_ms() + HOUR)
-        assert run.status().refused is None
+        assert run.status().unrecorded is None
+        due_ms = world.clock.now_ms() + HOUR + BUFFER
         refusing.refuses = lambda _request: True
         await trio.sleep((HOUR + BUFFER) / 1_000 + 60)
         status = run.status()
-        assert (status.state, status.refused) == ("waiting_for_capacity", "the disk is full")
-        assert status.text().endswith("goes on once the store records that: the disk is full")
+        assert status.state == "waiting_for_capacity"
+        assert status.unrecorded is not None
+        assert (status.unrecorded.what, status.unrecorded.reason) == (
+            "that it is taken up",
+            "the disk is full",
+        )
+        assert due_ms <= status.unrecorded.since_ms < due_ms + 30_000
+        since = local_minute(status.unrecorded.since_ms, UTC)
+        assert status.text(UTC).endswith(
+            "goes on once the store records that it is taken up, "
+            f"refused since {since}: the disk is full"
+        )
         assert [each.text() for each in runtime.runs()] == [status.text()]
         told = [each for each in caplog.records if "cannot be taken up" in each.getMessage()]
         assert len(told) == 1
         refusing.refuses = lambda _request: False
         status = await run.wait()
-        assert (status.state, status.refused) == ("completed", None)
+        assert (status.state, status.unrecorded) == ("completed", None)
         assert states(world, run.id).count("resuming") == 1
+    assert effects.log == ALL
+
+
+def of_item(put: Put, ordinal: int) -> bool:
+    return put.table == "run_items" and put.key[-1] == ordinal
+
+
+UNRECORDED: dict[str, tuple[str, Callable[[Put, list[str]], bool]]] = {
+    "start": ("the start of 'publish/b'", lambda put, _log: of_item(put, 2)),
+    "result": ("what came of 'publish/b'", lambda put, log: of_item(put, 2) and "b" in log),
+    "wait": ("its wait", lambda put, _log: put.table == "run_index" and put.key[0] == "waiting"),
+    "end": ("its end", lambda put, _log: put.table == "run_index" and put.key[0] == "completed"),
+}
+
+
+@pytest.mark.behaviour("S-025")
+@pytest.mark.parametrize(("what", "is_it"), UNRECORDED.values(), ids=UNRECORDED)
+async def test_run_whose_store_refuses_it_says_what_cannot_be_recorded_why_and_since_when(
+    world: World,
+    virtual_time: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
+    is_it: Callable[[Put, list[str]], bool],
+) -> None:
+    effects, refusing = Effects(), RefusingStore(monkeypatch)
+    refusing.refuses = lambda request: any(is_it(put, effects.log) for put in request.puts)
+    kinds = {"run_recording_refused", "run_recording_resumed"}
+    async with world.open() as runtime:
+        runtime.add_workflow("report", five(effects))
+        if what == "its wait":
+            effects.raising["b"] = [wall(world.clock.now_ms() + HOUR)]
+        with runtime.events(kinds=kinds) as events:
+            began_ms = world.clock.now_ms()
+            run = await runtime.start_run("report:1", "report")
+            await until(lambda: run.status().unrecorded is not None)
+            await trio.sleep(30)
+            status = run.status()
+            assert (status.state, status.executed) == ("unrecorded", True)
+            assert status.unrecorded == UnrecordedStatus(what, "the disk is full", began_ms)
+            assert status.text(UTC) == (
+                f"Unrecorded \u00b7 goes on once the store records {what}, refused since "
+                f"{local_minute(began_ms, UTC)}: the disk is full"
+            )
+            assert [each.state for each in runtime.runs(state="open")] == ["unrecorded"]
+            report = report_run(status)
+            assert report.unrecorded is not None
+            assert (report.state, report.unrecorded.what) == ("unrecorded", what)
+            card = wait_card(status)
+            assert card is not None
+            assert card.text() == f"Waiting for the store: {what} cannot be recorded"
+            assert states(world, run.id)[-1] == "running", "its row says what is recorded"
+            refusing.refuses = lambda _request: False
+            status = await run.wait()
+            assert (status.state, status.unrecorded) == ("completed", None)
+            refused, resumed = [await anext(aiter(events)) for _ in range(2)]
+    assert isinstance(refused, RunRecordingRefused)
+    assert isinstance(resumed, RunRecordingResumed)
+    assert (refused.run, refused.what, refused.since_ms) == (run.id, what, began_ms)
+    assert wait_card(refused) == card
     assert effects.log == ALL

@@ -7,6 +7,7 @@ import gc
 import json
 import pickle
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -584,7 +585,9 @@ def test_an_account_without_a_name_is_refused(account: Any) -> None:
 @pytest.mark.behaviour("S-014")
 @pytest.mark.parametrize("answer", ["limited", "exhausted", "stalled"])
 @pytest.mark.parametrize("wire", ["anthropic", "responses", "chat"])
-async def test_adapter_that_met_a_wall_leaves_no_timer_and_no_task(wire: str, answer: str) -> None:
+async def test_adapter_that_met_a_wall_tells_the_time_and_leaves_no_timer_and_no_task(
+    wire: str, answer: str
+) -> None:
     """It reports the fact and the time; when to call again is for whoever asked."""
     answers = {
         "limited": Answer(status=429, headers={"retry-after": "7200"}),
@@ -592,6 +595,7 @@ async def test_adapter_that_met_a_wall_leaves_no_timer_and_no_task(wire: str, an
         "stalled": Answer(text="a long text", chunk_chars=2, stall_after=4),
     }
     before = trio.lowlevel.current_statistics()
+    began_ms = time.time() * 1_000
     async with ProviderSimulator(lambda _request: answers[answer]) as simulator:
         provider: Any
         if wire == "anthropic":
@@ -601,8 +605,16 @@ async def test_adapter_that_met_a_wall_leaves_no_timer_and_no_task(wire: str, an
             api: Any = wire
             url = f"{simulator.base_url}/v1"
             provider = OpenAIProvider(api=api, api_key="any", base_url=url, byte_idle_s=0.1)
-        with pytest.raises(ProviderError):
+        with pytest.raises(ProviderError) as refused:
             await call(provider)
+        told_ms = time.time() * 1_000
+        # On a busy machine a call may stall before the service has read it.
+        assert len(simulator.log) == 1 or (answer == "stalled" and not simulator.log)
+    stated: Any = refused.value.stated
+    if answer == "limited":
+        assert began_ms + 7_200_000 <= stated.deadline_ms <= told_ms + 7_200_001
+    else:
+        assert stated is None or stated.deadline_ms is None
     # The service has gone; whatever is left is the adapter's.
     await trio.testing.wait_all_tasks_blocked()
     left = trio.lowlevel.current_statistics()

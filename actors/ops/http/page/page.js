@@ -245,7 +245,7 @@ function fillRun(element, run) {
   const waits = run.state.startsWith("waiting_for_capacity");
   timed(element, waits ? run.resume_after_ms ?? run.retry_at_ms : undefined, waits ? run.changed_ms : null);
   element.dataset.plain = waits ? "" : "yes";
-  put(element, `state ${waits || run.state === "recovery_required" ? "held" : ""}`.trim(), "");
+  put(element, `state ${waits || run.unrecorded || run.state === "recovery_required" ? "held" : ""}`.trim(), "");
   put(element, "text", run.text);
   put(element, "soft", `${run.steps_done} done${run.step ? `, at ${run.step}` : ""}${run.total ? ` (${run.place} of ${run.total})` : ""}`);
   const acts = [ACTS.cancelRun(run)];
