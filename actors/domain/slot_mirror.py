@@ -52,7 +52,7 @@ class SlotMirror:
         self.lost: dict[int, Lost] = {}
         """By entry: what waits and has no row that can be read, and whose end is not planned."""
         self.unwoken: frozenset[int] = frozenset()
-        """Entries whose wakes are none any more, with what was lost."""
+        """Entries whose wakes are none any more, with what was lost or given up."""
         self.limits: Mapping[str, AgentLimits] = {}
         """Of the agents whose inbox takes less than the slot's."""
         self.wakes: dict[str, dict[int, Wake]] = {}

@@ -168,8 +168,10 @@ def plan_give_up(
     book.inbox_bytes -= row.body_bytes
     draft.deletes.append(Delete("inbox", (book.slot, entry)))
     if row.wake:
-        # Of an agent that is not added yet, too: nothing of it is read here.
+        # Of an agent that is not added yet, too: nothing of it is read here, nor when it is added
+        # ahead of this commit.
         draft.deletes.append(Delete("wakes", (row.agent, entry)))
+        book.unwoken |= {entry}
         book.wakes.get(row.agent, {}).pop(entry, None)
     reason = clean_text(why, REASON_CHARS_MAX)
     if names and _is_readable(book, row):

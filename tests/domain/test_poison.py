@@ -155,6 +155,8 @@ def test_a_message_that_is_given_up_leaves_no_wake_of_an_agent_that_is_not_added
     desk.agents = ("ana",)
     desk.reload()
     request = plan_give_up(desk.book, entry, "a bad row", desk.chain, 1, names=True)
+    # Added while that is on its way to the store: there is nothing that asks for a turn of bo.
+    assert not desk.book.has_work("bo")
     desk.commit([request])
     assert waiting(desk.store) == []
     assert wakes_of(desk.store, "bo") == set()
