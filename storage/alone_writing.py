@@ -129,6 +129,7 @@ def writing_alone(
         environment = Environment(store, map_bytes=MAP_BYTES, map_bytes_max=MAP_BYTES_MAX)
         try:
             read_meta_row(environment, identity)
+            environment.settle()
             environment.claim_writing()
             yield Writing(environment)
         finally:

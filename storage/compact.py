@@ -38,6 +38,7 @@ from .exclusive import alone, in_use
 from .lmdb_store import LOCK_TIMEOUT_S, MAP_BYTES, MAP_BYTES_MAX, LmdbStore
 from .locks import FILE_MODE
 from .precheck import read_meta
+from .roots import unmark
 from .tables import TABLES
 
 COPYING: Final = "store.compacting-"
@@ -110,6 +111,7 @@ def _compact(state: Path, store: Path, clock_ms: Callable[[], int]) -> Compacted
         with suppress(FileNotFoundError):
             (store / "lock.mdb").unlink()
         copy.rename(data)
+        unmark(data)
         sync_directory(store)
         crashpoint("compact.after_rename")
         note_clean_close(store, read_meta(data))

@@ -7,6 +7,7 @@
             lock.mdb        0600; the engine's reader table
             write.lock      held around each write batch, and while a store is opened or closed
             open.lock       held shared by every process that has the store open for writing
+            data.mdb.unsettled  another name of the data, while its meta pages are unsettled
             closed.json     the state in which the last process closed the store
             owners/         0700; one locked file a live process
             flights/        0700; a file a live process: what its handlers have in hand

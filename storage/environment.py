@@ -5,6 +5,7 @@ Invariants:
     I1  Commits are synced: sync and metasync on, writemap off, engine 0.9. Checked after each open.
     I2  One environment a data file in a process, by whatever path.
     I3  Resizing, reopening and closing happen while no transaction of this environment is open.
+    I4  Nothing is written while the disk may have a meta page of a commit that failed.
 
 Runs in: everything but write transactions in the opening thread; those in the writer's. `_between`
 keeps a resize and a write transaction apart.
@@ -25,6 +26,7 @@ from typing import Final, TypeAlias
 import lmdb
 import lmdb.verify
 
+from . import roots
 from .errors import (
     AlreadyOpenError,
     DamagedStoreError,
@@ -138,6 +140,7 @@ class Environment:
         read_only: bool = False,
     ) -> None:
         self.directory = directory
+        self._data = directory / "data.mdb"
         self.map_bytes_max = map_bytes_max
         self.read_only = read_only
         self._map_bytes = map_bytes
@@ -148,6 +151,7 @@ class Environment:
         self._between = threading.Lock()
         self._writer: int | None = None
         self._writes = 0
+        self._unsettled = False
         self._open()
         remember(self)
 
@@ -185,8 +189,31 @@ class Environment:
                 transaction.abort()
 
     def commit(self, transaction: Transaction) -> None:
-        """Commit, synced."""
-        transaction.commit()
+        """Commit, synced. What fails in the engine is taken back, as far as the disk lets us."""
+        before = transaction.id() - 1
+        try:
+            transaction.commit()
+        except lmdb.MapFullError:
+            # Nothing was written.
+            raise
+        except lmdb.Error:
+            # The engine tells others of a state last: nobody has read this one.
+            with suppress(StorageError):
+                self._settle(before)
+            raise
+
+    def settle(self) -> None:
+        """Have the disk begin from the state that is read here. Under the write lock.
+
+        Raises:
+            StorageError: What the disk begins from is not known; nothing may be written.
+        """
+        # Of a write transaction: its number follows that of the state it begins from, and it takes
+        # no slot of the reader table.
+        with self._between, self._handle().begin(write=True) as transaction:
+            txn = transaction.id() - 1
+            transaction.abort()
+        self._settle(txn)
 
     def get(self, table: str, key: bytes) -> bytes | None:
         """Read one value, in a transaction of its own."""
@@ -271,13 +298,14 @@ class Environment:
         self._handle()
 
     def check_reachable(self) -> None:
-        """See that the open file is still the one at its path.
+        """See that the open file is still the one at its path, and begins from what is read here.
 
         Raises:
             StoreLostError: It was removed or replaced; writes would go nowhere.
+            StorageError: What the disk begins from is not known; nothing may be written.
         """
         try:
-            found = os.stat(self.directory / "data.mdb")
+            found = os.stat(self._data)
         except OSError:
             found = None
         if found is None or (found.st_dev, found.st_ino) != self._identity:
@@ -286,6 +314,8 @@ class Environment:
                 "written; put it back or open another",
                 path=str(self.directory),
             )
+        if self._unsettled or (found.st_nlink > 1 and roots.is_marked(self._data)):
+            self.settle()
 
     def close(self) -> None:
         """Close. Idempotent. No transaction may be open."""
@@ -332,6 +362,18 @@ class Environment:
         except lmdb.ReadersFullError as error:
             raise slots_full(self.directory, slots(handle.readers())) from error
 
+    def _settle(self, txn: int) -> None:
+        self._unsettled = True
+        try:
+            roots.settle(self._data, txn)
+            roots.unmark(self._data)
+            self._unsettled = False
+        except OSError as error:
+            # Where a file can have one name only, no other process knows.
+            with suppress(OSError):
+                roots.mark(self._data)
+            raise typed(error, self.directory, "settling the meta pages") from error
+
     def _resize(self, map_bytes: int) -> None:
         with self._between:
             handle = self._handle()
@@ -339,7 +381,7 @@ class Environment:
             self._map_bytes = handle.info()["map_size"]
 
     def _open(self) -> None:
-        data = self.directory / "data.mdb"
+        data = self._data
         with _open_files_lock:
             identity = _identity_of(data)
             if identity in _open_files:

@@ -358,10 +358,15 @@ class _Opening:
             alone = open_lock.acquire_nowait()
             # From exclusive to shared is not atomic, but every opener holds the write lock here.
             open_lock.acquire(timeout_s, shared=True)
-            if alone:
-                look_first(store, self._verify)
+            was_clean = look_first(store, self._verify) if alone else True
             environment = self._environment(store)
             undo.callback(environment.close)
+            read_meta_row(environment, identity)
+            if was_clean:
+                environment.check_reachable()
+            else:
+                # Whoever died may have been in the midst of a commit that the disk failed.
+                environment.settle()
             crashpoint("open.before_boot")
             nonce = secrets.token_hex(16)
             self._boot(environment, identity, nonce, process)
@@ -445,9 +450,9 @@ def read_meta_row(environment: Environment, identity: Identity) -> StoreMeta:
     return _check_identity(environment.directory, identity, row)
 
 
-def look_first(store: Path, verify: bool) -> None:
+def look_first(store: Path, verify: bool) -> bool:
     """Look at the data file before the engine does, as far as its last end asks for; whole with
-    `verify`.
+    `verify`. Whether it was closed cleanly.
 
     Raises:
         DamagedStoreError: It contradicts itself.
@@ -464,10 +469,11 @@ def look_first(store: Path, verify: bool) -> None:
     return _look_once(store, verify)
 
 
-def _look_once(store: Path, verify: bool) -> None:
+def _look_once(store: Path, verify: bool) -> bool:
     data = store / "data.mdb"
-    clean = not verify and was_closed_cleanly(store, read_meta(data))
-    precheck(data, clean=clean, verify=verify_file)
+    clean = was_closed_cleanly(store, read_meta(data))
+    precheck(data, clean=clean and not verify, verify=verify_file)
+    return clean
 
 
 def _check_identity(store: Path, identity: Identity, row: Row | None) -> StoreMeta:

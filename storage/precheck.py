@@ -28,8 +28,11 @@ ones are walked, no more than `WALK_PAGES_MAX` pages, from the roots down."""
 WALK_PAGES_MAX: Final = 20_000
 _FINDINGS_MAX: Final = 20
 
-_HEADER: Final = 16
+PAGE_HEADER: Final = 16
 _META: Final = struct.Struct("=QHHHH I I Q Q 48s 48s Q Q")
+META_BYTES: Final = _META.size
+TXN: Final = META_BYTES - 8
+"""Where in a meta page the number of its transaction is."""
 _DB: Final = struct.Struct("=IHHQQQQQ")
 _P_BRANCH, _P_LEAF, _P_OVERFLOW, _P_META = 1, 2, 4, 8
 _BIGDATA, _SUBDATA = 1, 2
@@ -51,6 +54,14 @@ def read_meta(path: Path) -> Meta:
     Raises:
         DamagedStoreError: Neither can be read, or this is no data file of our engine.
     """
+    found = read_metas(path)
+    if len(found) < 2:
+        raise _damaged(path, ["a meta page is damaged, or this is not an LMDB 0.9 data file"])
+    return max(found, key=lambda meta: meta.txn)
+
+
+def read_metas(path: Path) -> list[Meta]:
+    """Both meta pages in their order; fewer where one cannot be read."""
     with path.open("rb") as file:
         first = _meta_at(file, 0)
         found = [first] if first else []
@@ -58,9 +69,7 @@ def read_meta(path: Path) -> Meta:
             second = _meta_at(file, first.page_bytes)
             if second is not None and second.page_bytes == first.page_bytes:
                 found.append(second)
-    if len(found) < 2:
-        raise _damaged(path, ["a meta page is damaged, or this is not an LMDB 0.9 data file"])
-    return max(found, key=lambda meta: meta.txn)
+    return found
 
 
 def precheck(path: Path, *, clean: bool, verify: Callable[[str], list[str]]) -> Meta:
@@ -138,10 +147,10 @@ def _look(file: BinaryIO, meta: Meta, size: int, number: int, below: list[int]) 
         return f"says it is page {own}"
     if flags not in (_P_BRANCH, _P_LEAF):
         return f"is no tree page (flags {flags})"
-    if not _HEADER <= lower <= upper <= page or (lower - _HEADER) % 2:
+    if not PAGE_HEADER <= lower <= upper <= page or (lower - PAGE_HEADER) % 2:
         return "has impossible bounds"
-    for index in range((lower - _HEADER) // 2):
-        (at,) = struct.unpack_from("=H", raw, _HEADER + 2 * index)
+    for index in range((lower - PAGE_HEADER) // 2):
+        (at,) = struct.unpack_from("=H", raw, PAGE_HEADER + 2 * index)
         if not upper <= at <= page - 8:
             return f"has node {index} outside itself"
         low, high, node_flags, key_bytes = struct.unpack_from("=HHHH", raw, at)
@@ -154,7 +163,7 @@ def _look(file: BinaryIO, meta: Meta, size: int, number: int, below: list[int]) 
             return f"has node {index} outside itself"
         if node_flags & _BIGDATA:
             (start,) = struct.unpack_from("=Q", raw, data)
-            if start * page + _HEADER + length > size:
+            if start * page + PAGE_HEADER + length > size:
                 return f"has node {index} past the end of the file"
         elif node_flags & _SUBDATA and length == _DB.size:
             root = _DB.unpack_from(raw, data)[7]

@@ -286,36 +286,20 @@ class Writer:
         """Whether a failed commit is on disk after all. None: nobody can tell, and we are lost."""
         try:
             is_in = self._is_in(job)
-            if is_in and job.failures > FAILURES_MAX:
-                raise StoreIOError(str(job.error), path=self._path, errno=None) from job.error
             if is_in:
-                self._confirm(job)
+                self._confirm()
         except StorageError as error:
-            self._lose(error)
-            return None
-        except lmdb.MapFullError as error:
-            if self._environment.can_grow:
-                raise
             self._lose(error)
             return None
         if is_in:
             self._refused.update(job.refused)
         return is_in
 
-    def _confirm(self, job: _Job) -> None:
-        """Commit on top of a commit that failed and reads as if it had not.
-
-        What reads so may be in the system's memory only, and a sync does not try again what it
-        failed to write. Where this commit is on disk, so is all that it builds on.
-        """
+    def _confirm(self) -> None:
+        """Have on disk what reads as if it had not failed: it may be in memory only."""
         self._lock.acquire(self._settings.lock_timeout_s)
         try:
-            with self._environment.writing() as transaction:
-                work = BatchTransaction(transaction, self._environment.tables, self._path)
-                work.put_own(
-                    "processes", self._process_key, replace(self._process, last_batch=job.number)
-                )
-                self._commit_transaction(transaction)
+            self._environment.settle()
         finally:
             self._lock.release()
 
