@@ -9,6 +9,8 @@ Invariants:
         pops it, and a pop is atomic. A task that is about to wait takes its own back instead of
         calling it.
     I3. A callback does not raise: one that did in `run_sync_soon` would end the trio run.
+    I4. The first task that awaits an ask on the loop of who is asked is kept in the future itself,
+        and only that loop's thread touches `_task`: whoever settles elsewhere has it woken there.
 
 Runs on whichever thread settles, gets or awaits.
 """
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 
     from .asks import Link
     from .cell import Cell
+    from .mailbox import Mailbox
 
 Timeout = pykka.Timeout
 """What `get` raises when there was no outcome in time."""
@@ -77,11 +80,12 @@ class Target:
 
     # What every ask sets and every answer looks at. A default of the class is found by a search
     # through all bases, which takes six times as long as a slot.
-    __slots__ = ("__dict__", "_chain", "_claim", "_deadline", "_outcome", "_watched")
+    __slots__ = ("__dict__", "_chain", "_claim", "_deadline", "_listed", "_outcome", "_watched")
 
     _claim: None  # There until somebody settles (I1).
     _outcome: Outcome
     _watched: bool  # Whether anything is to be done once there is an outcome.
+    _listed: bool  # Whether a callback, or the wheel, is to be told: set before `_watched`.
     _chain: tuple[Link, ...]  # Who waits for this reply.
     _deadline: float  # By `Wheel.now`. NO_DEADLINE where the asker's thread keeps it, too.
 
@@ -94,6 +98,7 @@ class Target:
         self._claim = None
         self._outcome = PENDING
         self._watched = False
+        self._listed = False
         self._chain = ()
         self._deadline = NO_DEADLINE
 
@@ -292,7 +297,7 @@ class TrioFuture(Target, pykka.Future[T]):
         Called at once where there is one. It must not raise and must not block.
         """
         self.__dict__.setdefault("_callbacks", []).append(callback)
-        self._watched = True
+        self._listed = self._watched = True
         if self.settled:
             self._settled()
 
@@ -385,7 +390,7 @@ class TrioFuture(Target, pykka.Future[T]):
                 waiter.callbacks = callbacks = self.__dict__.setdefault("_callbacks", alone)
                 if callbacks is not alone:
                     callbacks.append(waiter)
-                self._watched = True
+                self._listed = self._watched = True
                 if self.settled and waiter.withdrawn():
                     yield from checkpoint().__await__()  # noqa: ASYNC105
                 else:
@@ -487,9 +492,66 @@ class AskFuture(TrioFuture[T]):
     One without: in Python it would be a tenth of what an ask costs its sender.
     """
 
-    __slots__ = ()
+    __slots__ = ("_asked", "_box", "_task")
+
+    _asked: tuple[Cell, Any] | None
+    _box: Mailbox  # Of who is asked: it knows its loop.
+    _task: trio.lowlevel.Task | None  # The first that waits (I4).
 
     __init__ = object.__init__
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        # Nearly every ask of a task is awaited at once, by it alone.
+        if (
+            self._outcome is not PENDING
+            or self._task is not None
+            or self._asked is not None
+            or get_ident() != self._box.ident
+            or self._get_hook is not None
+        ):
+            return (yield from super().__await__())
+        try:
+            self._task = current_task()
+        except RuntimeError:
+            return (yield from super().__await__())
+        self._watched = True
+        if self._outcome is PENDING:
+            yield from wait_task_rescheduled(self._abort).__await__()  # noqa: ASYNC105
+        else:
+            self._task = None
+            yield from checkpoint().__await__()  # noqa: ASYNC105
+        # As `open_outcome`, without the call.
+        outcome = self._outcome
+        if type(outcome) is Failure:
+            raise outcome.error.with_traceback(outcome.traceback)
+        value: T = outcome
+        return value
+
+    __iter__ = __await__
+
+    def _abort(self, _raise_cancel: object) -> Abort:
+        self._task = None
+        return Abort.SUCCEEDED
+
+    @trio.lowlevel.enable_ki_protection
+    def _settled(self) -> None:
+        if get_ident() == self._box.ident:
+            # As `_wake`, without the call.
+            task, self._task = self._task, None
+            if task is not None:
+                reschedule(task, WOKEN)
+        elif self._task is not None:
+            # Where its run has ended, so has the task.
+            with suppress(trio.RunFinishedError):
+                self._box._token.run_sync_soon(self._wake)
+        if self._listed:
+            super()._settled()
+
+    @trio.lowlevel.enable_ki_protection
+    def _wake(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            reschedule(task, WOKEN)
 
 
 async def wait_future(future: pykka.Future[Any]) -> Any:

@@ -238,10 +238,11 @@ class TrioActorRef(pykka.ActorRef[A]):
         # As `Target.__init__`, without the call. The usual ask of a host with many in flight, and
         # of a task, takes no turn below: every step of it is counted.
         future: AskFuture[Any] = AskFuture()
-        future._claim = None
+        future._claim = future._task = future._asked = None
         future._outcome = PENDING
-        future._watched = False
+        future._watched = future._listed = False
         future._chain = ()
+        future._box = box
         stance = STANCE.get()
         blocks = block is not False and (block or get_ident() != box.ident)
         if blocks or stance is not IDLE:

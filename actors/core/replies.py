@@ -58,10 +58,17 @@ class Reply:
                 return False
         elif not release(cell, target):
             return False
-        if target._settle(value):
-            return True
-        cell.late += 1
-        return False
+        # As `target._settle`, without the call.
+        try:
+            del target._claim
+        except AttributeError:
+            cell.late += 1
+            return False
+        else:
+            target._outcome = value
+        if target._watched:
+            target._settled()
+        return True
 
     def set_exception(self, error: BaseException) -> bool:
         """Reply with an exception. As `set`."""

@@ -212,7 +212,7 @@ class Wheel:
 
     def _keep(self, target: Target, deadline: float) -> None:
         target._slot = slot = self._put(target, deadline)
-        target._watched = True
+        target._listed = target._watched = True
         if target.settled:  # By another thread, meanwhile.
             slot.discard(target)
 

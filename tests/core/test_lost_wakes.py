@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import pytest
@@ -86,6 +87,83 @@ async def test_future_that_a_thread_settles_while_its_await_begins_wakes_the_tas
     assert await future == "value"
     with trio.move_on_after(1):
         await trio.sleep_forever()  # A second wake would end it.
+
+
+class AtLine:
+    """Calls a function before the line of a function that is reached as the `number`th."""
+
+    def __init__(self, code, number, function):
+        self._code, self._left, self._function = code, number, function
+
+    def __call__(self, frame, event, _arg):
+        if frame.f_code is not self._code:
+            return None
+        if event == "line":
+            self._left -= 1
+            if self._left == 0:
+                self._function()
+        return self
+
+    def __enter__(self):
+        sys.settrace(self)
+        return self
+
+    def __exit__(self, *_):
+        sys.settrace(None)
+
+    @property
+    def was_called(self):
+        return self._left <= 0
+
+
+async def test_ask_that_a_thread_settles_at_any_line_of_its_await_wakes_the_task_once(
+    autojump_clock,
+):
+    number, settled = 0, True
+    async with ActorSystem() as system:
+        ref = system.start(Keeps)
+        while settled:
+            number += 1
+            future = ref.ask(f"owe {number}")
+            await wait_all_tasks_blocked()
+            code = type(future).__await__.__code__
+            with AtLine(code, number, lambda: in_a_thread(future._answer, "value")) as at:  # noqa: B023
+                with trio.move_on_after(1) as limit:
+                    assert await future == "value"
+                    with trio.move_on_after(0.5):
+                        await trio.sleep_forever()  # A second wake would end it.
+                settled = at.was_called
+            assert limit.cancelled_caught is not settled
+            future._answer("late")
+        assert number > 10
+        for reply in kept(ref)["replies"]:
+            reply.set(None)
+
+
+@pytest.mark.parametrize("where", ["on the loop", "in a thread"])
+async def test_ask_that_several_await_wakes_each_and_none_that_was_cancelled(autojump_clock, where):
+    got = []
+    async with ActorSystem() as system, trio.open_nursery() as nursery:
+        future = system.start(Keeps).ask("owe")
+
+        async def waits(name, seconds):
+            with trio.move_on_after(seconds):
+                got.append((name, await future))
+
+        for name, seconds in (("first", 1), ("second", 9), ("third", 1), ("fourth", 9)):
+            nursery.start_soon(waits, name, seconds)
+            await wait_all_tasks_blocked()
+        await trio.sleep(2)
+        nursery.start_soon(waits, "in the place of the first", 9)
+        await wait_all_tasks_blocked()
+        if where == "on the loop":
+            future._answer("value")
+        else:
+            in_a_thread(future._answer, "value")
+        future.on_done(lambda: got.append(("told", future.get())))
+        await wait_all_tasks_blocked()
+        expected = ["fourth", "in the place of the first", "second", "told"]
+        assert sorted(got) == [(name, "value") for name in expected]
 
 
 # -- the internal lane
