@@ -77,6 +77,21 @@ def test_python_of_a_page_parses_and_what_it_imports_is_there(page: Path) -> Non
                     importlib.import_module(alias.name)
 
 
+def test_every_test_that_a_page_names_is_there() -> None:
+    """But for that of an example of a host's own suite."""
+    tests = list((ROOT / "tests").rglob("*.py"))
+    there = {path.stem for path in tests}
+    for path in tests:
+        there |= set(re.findall(r"^(?:async )?def (test_\w+)", path.read_text("utf-8"), re.M))
+    named = {
+        (page.name, name)
+        for page in PAGES
+        for span in re.findall(r"`[^`\n]+`", _prose(page))
+        for name in re.findall(r"\btest_\w+", span)
+    }
+    assert {each for each in named if each[1] not in {*there, "test_my_adapter"}} == set()
+
+
 def test_every_decision_is_in_the_index_and_every_index_entry_is_a_decision() -> None:
     folder = ROOT / "docs" / "decisions"
     listed = re.findall(

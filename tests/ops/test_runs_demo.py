@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
@@ -14,8 +15,10 @@ from typing import Any
 import pytest
 
 from abeyance.actors.ops import cli
+from abeyance.actors.ops.demo.children import DemoError
 from abeyance.actors.ops.demo.runs import play
 from abeyance.actors.ops.demo.runs.audit import RunEvidence, audit
+from abeyance.actors.ops.demo.runs.director import check_waits
 from abeyance.actors.ops.demo.wire import WireCall, read_calls
 from abeyance.storage.locks import is_locked
 
@@ -54,6 +57,24 @@ def test_every_line_of_the_runs_demo_holds_and_it_leaves_no_process_behind(
     saved = json.loads((root / "evidence.json").read_text())
     kept = RunEvidence(calls=read_calls(root / "wire.jsonl"), **saved)
     assert [line.holds for line in audit(kept)] == [True] * LINES
+
+
+@pytest.mark.parametrize(
+    ("state", "now_s", "goes_on"),
+    [
+        ("waiting_for_capacity", 9, True),
+        ("waiting_for_capacity", 11, True),
+        ("running", 9, True),  # Ahead of its time: a line of the table is to say so.
+        ("running", 11, False),
+        ("completed", 11, False),
+    ],
+)
+def test_demo_whose_wait_was_over_too_soon_says_so_at_once(
+    state: str, now_s: float, goes_on: bool
+) -> None:
+    refused = contextlib.nullcontext() if goes_on else pytest.raises(DemoError, match="busier")
+    with refused:
+        check_waits({"state": state}, 10, now_s)
 
 
 # -- the audit

@@ -115,8 +115,12 @@ class _Director:
         await provider.send(wall=min(wall_s, play.WALL_S_MAX))
         await first.tell("start")
         await self._until(first, "run", state="waiting_for_capacity")
+        # It is due before this at the latest.
+        due_s = time.time() + wall_s + play.BUFFER_S
         await self._look(first)
+        check_waits(self.evidence.waiting, due_s, time.time())
         await self._kill_in_the_wait(first)
+        check_waits(self.evidence.left, due_s, time.time())
         self.stage.heading("Two other hosts come up, and both want to resume it")
         others: list[Child] = []
         async with trio.open_nursery() as starting:
@@ -310,6 +314,20 @@ class _Director:
                 elif line["status"] != 200:
                     self.stage.say("wire", f"call {line['number']}: answered {line['status']}")
             await trio.sleep(0.02)
+
+
+def check_waits(read: Mapping[str, Any], due_s: float, now_s: float) -> None:
+    """What is still to be done in the wait cannot be, where that is over.
+
+    Raises:
+        DemoError: The run was taken up, and its time had come.
+    """
+    if read["state"] != "waiting_for_capacity" and now_s >= due_s:
+        raise DemoError(
+            "the run's wait was over before its host was killed in it: the machine has been much "
+            "busier than when that began; every child is ended, and nothing was shown to fail; "
+            "play it again"
+        )
 
 
 def _is_state(event: Mapping[str, Any], state: str) -> bool:
