@@ -40,7 +40,7 @@ FAMILIES = (
         """
         SummaryRefusedError UnknownProviderError UnknownApprovalError ApprovalDecidedError
         UnknownOutboxError OutboxBusyError OutboxLostError
-        ActorDeadError ActorUnavailableError MailboxFullError MessageCoalescedError AskCycleError UndeclaredAskError WouldDeadlockError
+        ActorDeadError ActorUnavailableError MailboxFullError MessageCoalescedError AskCycleError StopCycleError UndeclaredAskError WouldDeadlockError
         FutureSettledError NameTakenError
         UnknownEntryError ReplaysExceededError MessageNotKeptError
         AgentExistsError AgentOwnedElsewhereError InboxFullError MessageTooLargeError BatchTooLargeError MessageConflictError MessageReadError

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from .errors import AskCycleError, UndeclaredAskError
+from .errors import AskCycleError, StopCycleError, UndeclaredAskError
 
 if TYPE_CHECKING:
     from .cell import Cell
@@ -61,6 +61,9 @@ class Lent:
         self.handling = handling
 
 
+ENDING: Final = object()
+"""In the place of a message: what is to be waited for is an actor's end, and no reply of it."""
+
 Link: TypeAlias = "Cell | Named | Owed | Lent"
 
 Stance: TypeAlias = "tuple[tuple[Link, ...], str | None]"
@@ -79,8 +82,8 @@ def chain(system: ActorSystem | None = None) -> tuple[str, ...]:
         system: Whose actors are meant. None is any.
     """
     return tuple(
-        _name(link)
-        for link in _standing(STANCE.get()[0])
+        name_of(link)
+        for link in standing(STANCE.get()[0])
         if link.__class__ is not Owed and (system is None or _system(link) in (None, system))
     )
 
@@ -176,15 +179,25 @@ def check_ring(chained: tuple[Link, ...], asked: Cell, message: Any) -> None:
 
     Raises:
         AskCycleError: The asked actor is in the chain.
+        StopCycleError: So it is, and its end would be waited for.
     """
-    standing = _standing(chained)
-    for place, link in enumerate(standing):
+    if message is ENDING and asked.being_killed:
+        return  # What it waits for is cancelled.
+    waiting = standing(chained)
+    for place, link in enumerate(waiting):
         if link is asked or (link.__class__ in _MADE and _means(link, asked)):
-            raise cycle((*(_name(each) for each in standing[place:]), asked.key), message)
+            raise cycle((*map(name_of, waiting[place:]), asked.key), message)
 
 
 def cycle(ring: tuple[str, ...], message: Any) -> AskCycleError:
     """Return the error of who would close a ring."""
+    if message is ENDING:
+        return StopCycleError(
+            f"{' -> '.join(ring)}: waiting for this end would never end; it is not waited for; "
+            "stop it with block=False, or yourself by self.stop(), and go on",
+            ring=ring,
+            message=None,
+        )
     return AskCycleError(
         f"{' -> '.join(ring)}: waiting for this reply would never end; it is not waited for; "
         "tell it, or take the reply later",
@@ -196,7 +209,7 @@ def cycle(ring: tuple[str, ...], message: Any) -> AskCycleError:
 _MADE: Final = frozenset({Named, Owed, Lent})
 
 
-def _standing(chained: tuple[Link, ...]) -> tuple[Link, ...]:
+def standing(chained: tuple[Link, ...]) -> tuple[Link, ...]:
     """Return who still waits: nobody does for a reply that was given."""
     for place in range(len(chained) - 1, -1, -1):
         link = chained[place]
@@ -212,18 +225,18 @@ def _means(link: Any, asked: Cell) -> bool:
     return link.__class__ is Lent and link.cell is asked
 
 
-def _name(link: Any) -> str:
+def name_of(link: Any) -> str:
     if link.__class__ is Named:
         return str(link.name)
-    return str(_cell(link).key)
+    return str(cell_of(link).key)
 
 
 def _system(link: Any) -> ActorSystem | None:
-    found: ActorSystem | None = link.system if link.__class__ is Named else _cell(link).system
+    found: ActorSystem | None = link.system if link.__class__ is Named else cell_of(link).system
     return found
 
 
-def _cell(link: Any) -> Any:
+def cell_of(link: Any) -> Any:
     return link.cell if isinstance(link, (Owed, Lent)) else link
 
 

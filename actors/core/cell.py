@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from .asks import Stance
+from .asks import ENDING, Stance
 from .envelope import ENDED, Ended, Envelope, Internal, StopPill
 from .events import ActorStopped
 from .future import Target, TrioFuture
@@ -290,6 +290,7 @@ class Cell:
         with self.system.lock:
             if self._stopped_future is None:
                 self._stopped_future = TrioFuture()
+                self._stopped_future._asked = (self, ENDING)  # Looked at inside handlers only.
             future = self._stopped_future
         if self.box.closed and self.state == "ended":
             future._answer(None)
@@ -495,6 +496,11 @@ class Cell:
         if envelope is not None:
             return envelope if envelope[1] is None else envelope[1]
         return self.inflight_internal or self.scope
+
+    @property
+    def being_killed(self) -> bool:
+        """Whether an incarnation runs that was killed: nothing keeps it but what is shielded."""
+        return self.killed_at is not None and self.scope is not None
 
     @property
     def starting(self) -> bool:

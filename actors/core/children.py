@@ -95,6 +95,10 @@ class ActorChild:
         self.born = True
         return None
 
+    def holds(self, cell: Cell) -> bool:
+        """Whether it is its actor's, as `Supervisor.holds`."""
+        return cell is self.cell
+
     async def halt(self) -> None:
         """End the incarnation; the mailbox stands. See `Cell.halt`."""
         if self.started:

@@ -164,6 +164,19 @@ class AskCycleError(AbeyanceError):
     message: Any
 
 
+class StopCycleError(AskCycleError):
+    """What is to be waited for ends only when the one who waits has gone on. It is not waited for.
+
+    Nothing was done, unless the stop was asked for without waiting: then it still comes.
+
+    Attributes:
+        ring: Who waits for whom, the first again at the end.
+        message: None.
+    """
+
+    code = "stop_cycle"
+
+
 class UndeclaredAskError(AbeyanceError):
     """The declared table of asks does not hold this pair. Nothing was sent.
 

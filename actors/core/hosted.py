@@ -27,6 +27,7 @@ from .specs import SupervisorSpec
 from .supervisor import Supervisor
 from .system import ActorSystem, _running
 from .tree import DEPTH, NODES, WIDTH, TreeNode
+from .waits import check_end
 
 T = TypeVar("T")
 
@@ -103,12 +104,14 @@ class HostedSystem:
 
         Raises:
             WouldDeadlockError: Called on the loop thread.
+            StopCycleError: Called on a thread that a handler waits for; nothing was done.
             ExceptionGroup: What ended the run, if an error did.
         """
         if threading.current_thread() is self._thread:
             raise WouldDeadlockError(
                 "close() on the loop thread; nothing was done; await shutdown()"
             )
+        check_end(str(self.system), lambda cell: cell.system is self.system)
         with _lock:
             if self in _active:
                 _active.remove(self)

@@ -218,7 +218,11 @@ async def _leave(cell: Cell, actor: TrioActor, how: str) -> None:
     await end_tasks(cell)
     result: Any = actor.on_stop()
     if result.__class__ is CoroutineType:
-        await result
+        with trio.move_on_after(cell.shutdown_s) as time:
+            await result
+        if time.cancelled_caught:
+            cell.kill("its on_stop took longer than its shutdown time")
+            await trio.lowlevel.checkpoint()
 
 
 async def _report_crash(cell: Cell, actor: TrioActor | None, outcome: Exit) -> None:

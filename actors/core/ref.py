@@ -19,13 +19,13 @@ import pykka
 import trio
 from trio.lowlevel import in_trio_run
 
-from .asks import IDLE, STANCE, Stance, check_table
+from .asks import ENDING, IDLE, STANCE, Stance, check_table
 from .envelope import TELL, Envelope
 from .errors import REFUSALS, ActorDeadError, AskTimeoutError, WouldDeadlockError
 from .expiry import end_handler
 from .future import NO_DEADLINE, PENDING, AskFuture, TrioFuture
 from .timeouts import LONGEST_S, bounded, bounded_or_none
-from .waits import check_asked
+from .waits import chain_here, check_asked
 
 if TYPE_CHECKING:
     from .cell import Cell
@@ -55,6 +55,7 @@ class StoppedFlag:
                 for ever.
 
         Raises:
+            StopCycleError: It waits for who would wait here, and is not being killed.
             ValueError: The timeout is below 0, or no number; nothing was waited for.
         """
         try:
@@ -294,9 +295,9 @@ class TrioActorRef(pykka.ActorRef[A]):
     ) -> bool:
         """Refuse an ask that may not be sent; return whether it blocks."""
         cell = self._cell
-        names = stance[0]
         if stance is not IDLE:
             check_table(stance, cell.role, cell.system.asks, message)
+            names = chain_here()
             if names:
                 # Pykka's proxies to oneself are asks that nobody waits for, with `block=False`. One
                 # that is waited for is refused then, and so is one that closes a ring only then.
@@ -340,6 +341,9 @@ class TrioActorRef(pykka.ActorRef[A]):
 
         Raises:
             WouldDeadlockError: `block=True` where trio runs; nothing was done.
+            StopCycleError: The actor waits for who would wait here; nothing was done. With
+                `block=False`, or where it waits only by the time that its end is waited for, it is
+                told to stop, and awaiting the future raises.
             ValueError: The timeout is below 0, or no number; nothing was done.
             pykka.Timeout: Blocking, and it had not stopped in time. It still will.
         """
@@ -354,6 +358,11 @@ class TrioActorRef(pykka.ActorRef[A]):
         if cell.box.closed:
             result._answer(False)
         else:
+            names = chain_here()
+            if names:
+                if block is not False:
+                    check_asked(names, cell, ENDING)
+                result._asked = (cell, ENDING)
             done: TrioFuture[None] = TrioFuture()
             done.on_done(lambda: result._answer(True))
             if now:
@@ -416,7 +425,11 @@ class TrioActorRef(pykka.ActorRef[A]):
         return self._cell.box.suspend(False)
 
     async def stopped(self) -> None:
-        """Wait until the actor has ended for good. A checkpoint."""
+        """Wait until the actor has ended for good. A checkpoint.
+
+        Raises:
+            StopCycleError: It waits for who would wait here, and is not being killed.
+        """
         await self._cell.ended_future()
 
     def statistics(self) -> ActorStatistics:

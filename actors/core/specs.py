@@ -88,7 +88,8 @@ class ChildSpec:
         args: The arguments, or a function from the refs of the children so far, by id, to them.
         kwargs: The keyword arguments.
         restart: `permanent` always, `transient` after a crash, `temporary` never.
-        shutdown_s: How long a stop may take before it is a kill.
+        shutdown_s: How long a stop may take before it is a kill: its `on_stop`, and replies owed
+            before that; with the message it handles, where the supervisor ends it.
         name: Its name in the system, unique among the living. None has none.
         register: Whether it enters `pykka.ActorRegistry`.
         directives: What its errors mean, before the supervisor's directives are asked.

@@ -47,7 +47,7 @@ from .restarts import Fall, Restarts
 from .rounds import bring_up, halt_all
 from .settling import CRASHED, Exit
 from .specs import ChildSpec, Directive, Failure, SupervisorSpec, SupervisorStatistics
-from .waits import waiting_for
+from .waits import check_end, waiting_for
 
 if TYPE_CHECKING:
     from .system import ActorSystem
@@ -171,12 +171,14 @@ class Supervisor:
 
         Raises:
             KeyError: There is no such child.
+            StopCycleError: It, or one below it, waits for who would wait here; nothing was done.
             AskCycleError: The group starts another that waits for the caller; the one to stop
                 starts nothing more.
             RuntimeError: Not on the loop thread; nothing was done.
         """
         self.system.check_loop()
         child = self._children[id_]
+        check_end(id_, child.holds)
         if isinstance(child, ActorChild):
             # A sibling whose start holds the group up may wait for it: held, it ends at once.
             child.dismiss()
@@ -197,11 +199,13 @@ class Supervisor:
         short, and a child that falls from now on ends.
 
         Raises:
+            StopCycleError: An actor below it waits for who would wait here; nothing was done.
             RuntimeError: Not on the loop thread; nothing was done.
         """
         self.system.check_loop()
         if self.state == "stopped" or self.system.closing:
             return
+        check_end(self.id, self.holds)
         done: TrioFuture[list[Cell]] = TrioFuture()
         self.system.nursery.start_soon(self._end_for, done, name=f"{self}: stop")
         await _wait_ended(await done)
@@ -311,6 +315,13 @@ class Supervisor:
         """Whether it is a child's."""
         child = self._children.get(cell.child_id)
         return isinstance(child, ActorChild) and child.cell is cell
+
+    def holds(self, cell: Cell) -> bool:
+        """Whether it is of an actor below it, at any depth."""
+        group: Supervisor | None = cell.supervisor
+        while group is not None and group is not self:
+            group = group.parent
+        return group is self
 
     def never_started(self, cell: Cell) -> bool:
         """Whether it is a child that waits for the group to be launched for the first time."""

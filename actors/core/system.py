@@ -50,6 +50,7 @@ from .specs import Directives, SupervisorSpec, check_directives
 from .supervisor import Supervisor
 from .timeouts import bounded
 from .tree import DEPTH, NODES, WIDTH, TreeNode, take_tree
+from .waits import check_end
 from .wheel import Wheel
 
 if TYPE_CHECKING:
@@ -413,5 +414,9 @@ class ActorSystem:
             deadline_s: For all phases together. When it has passed, what still runs is killed.
             phase_s: Deadlines of single phases, in place of the defaults.
             drain: Whether to drain and settle; without, what is queued becomes dead letters.
+
+        Raises:
+            StopCycleError: An actor of it waits for who would wait here; nothing was done.
         """
+        check_end(str(self), lambda cell: cell.system is self)
         return await shut_down(self, deadline_s, phase_s or {}, drain=drain)

@@ -21,13 +21,25 @@ Any thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from trio.lowlevel import current_task, in_trio_task
 
-from .asks import STANCE, Lent, Link, Named, Owed, check_ring, cycle
+from .asks import (
+    ENDING,
+    STANCE,
+    Lent,
+    Link,
+    Named,
+    Owed,
+    cell_of,
+    check_ring,
+    cycle,
+    name_of,
+    standing,
+)
 
 if TYPE_CHECKING:
     from .cell import Cell
@@ -53,7 +65,7 @@ class Waiter(NamedTuple):
 
 
 class Wait:
-    """One wait: for a reply, or for a group that starts its children."""
+    """One wait: for a reply, for an end, or for a group that starts its children."""
 
     __slots__ = ("_asked", "_group", "future", "waiter")
 
@@ -96,7 +108,41 @@ class Wait:
 
 def waiter_here() -> Waiter | None:
     """Return who would be kept by what waits here; None where that is nobody."""
-    return _waiter(STANCE.get()[0])
+    return _waiter(chain_here())
+
+
+def chain_here() -> tuple[Link, ...]:
+    """Return who waits for what runs here.
+
+    Not who started it: nobody waits for a task in somebody else's nursery.
+    """
+    chained = STANCE.get()[0]
+    if chained:
+        last = chained[-1]
+        if not isinstance(last, (Named, Owed, Lent)) and in_trio_task() and not _belongs(last):
+            return ()
+    return chained
+
+
+def check_end(name: str, ends: Callable[[Cell], bool]) -> None:
+    """Refuse to wait for the end of several actors from inside one of them, or on its behalf.
+
+    Names that were put into the chain are not looked at: whose they are, only their owner knows.
+
+    Args:
+        name: What ends with them: a child, a group or a system.
+        ends: Whether an actor is one of them.
+
+    Raises:
+        StopCycleError: One of them waits for what runs here.
+    """
+    waiting = standing(chain_here())
+    for place, link in enumerate(waiting):
+        if isinstance(link, (Named, Owed)):
+            continue
+        cell = cell_of(link)
+        if ends(cell) and not cell.being_killed:
+            raise cycle((*map(name_of, waiting[place:]), name, cell.key), ENDING)
 
 
 def check_asked(chained: tuple[Link, ...], asked: Cell, message: Any) -> None:
@@ -107,7 +153,7 @@ def check_asked(chained: tuple[Link, ...], asked: Cell, message: Any) -> None:
     """
     check_ring(chained, asked, message)
     # Nobody waits inside most actors, and then nobody has to be found who would be kept.
-    if asked.waits:
+    if asked.waits and not (message is ENDING and asked.being_killed):
         waiter = _waiter(chained)
         ring = None if waiter is None else _ring(waiter, asked, None)
         if ring is not None:
@@ -120,7 +166,7 @@ def begin(asked: Cell, future: Target, message: Any) -> Wait | None:
     Raises:
         AskCycleError: As `check_asked`; nothing was written down.
     """
-    chained = STANCE.get()[0]
+    chained = chain_here()
     check_ring(chained, asked, message)
     waiter = _waiter(chained)
     if waiter is None:
@@ -128,7 +174,7 @@ def begin(asked: Cell, future: Target, message: Any) -> Wait | None:
     with _LOCK:
         wait = Wait(waiter, asked, future)
         ring = _ring(waiter, asked, future)
-        if ring is None:
+        if ring is None or (message is ENDING and asked.being_killed):
             return wait
         wait.end()
     raise cycle(ring, message)

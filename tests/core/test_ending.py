@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
 from abeyance.actors.core import (
+    LATER,
     ActorDeadError,
     ActorKilledError,
     ActorSystem,
@@ -539,3 +542,97 @@ def test_error_that_ends_a_hosted_run_is_raised_by_close():
         hosted.close()
     with pytest.raises(ActorDeadError):
         ref.tell(1)
+
+
+@pytest.mark.parametrize("how", ["stop", "stop now", "without waiting", "as a permanent child"])
+@pytest.mark.parametrize("shutdown_s", [0, 2, 30])
+async def test_on_stop_that_hangs_is_killed_after_the_shutdown_time_whoever_stops_it(
+    how, shutdown_s, autojump_clock
+):
+    journal = []
+
+    class Hangs(TrioActor):
+        def on_start(self):
+            journal.append(("start", self.incarnation))
+
+        async def on_stop(self):
+            if self.incarnation == 1:
+                await trio.sleep_forever()
+
+        def on_failure(self, *_):
+            journal.append("failure")
+
+        def on_receive(self, message):
+            return message
+
+    async with ActorSystem() as system:
+        restart = "permanent" if how == "as a permanent child" else "transient"
+        spec = ChildSpec("a", Hangs, restart=restart, shutdown_s=shutdown_s)
+        ref = (await system.start_supervisor(SupervisorSpec("g", (spec,)))).refs["a"]
+        began = trio.current_time()
+        queued = ref.ask("x")
+        with trio.fail_after(100):
+            match how:
+                case "stop now":
+                    assert await ref.stop(now=True) is True
+                case "without waiting":
+                    ref.stop(block=False)
+                    await ref.stopped()
+                case _:
+                    assert await ref.stop() is True
+        assert trio.current_time() - began == shutdown_s
+        if how == "stop now":
+            with pytest.raises(ActorDeadError):
+                await queued
+        else:
+            assert await queued == "x"
+        # It was to end: a stop that a kill cuts short is a stop, to its supervisor too.
+        assert "failure" not in journal
+        if how == "as a permanent child":
+            assert await ref.ask("y") == "y"
+        else:
+            assert journal == [("start", 1)]
+            assert type(ref.statistics().last_error) is ActorKilledError
+
+
+async def test_on_stop_has_its_time_behind_that_of_the_replies_owed(autojump_clock):
+    class Owes(TrioActor):
+        async def on_stop(self):
+            await trio.sleep(1.5)
+            self.kept.append("stopped")
+
+        def on_receive(self, message):
+            self.later()
+            return LATER
+
+        @classmethod
+        def make_kept(cls):
+            return []
+
+    async with ActorSystem() as system:
+        spec = ChildSpec("a", Owes, restart="transient", shutdown_s=2)
+        ref = (await system.start_supervisor(SupervisorSpec("g", (spec,)))).refs["a"]
+        owed = ref.ask("x", timeout=math.inf)
+        began = trio.current_time()
+        assert await ref.stop() is True
+        assert trio.current_time() - began == 3.5
+        assert ref._cell.kept == ["stopped"]
+        with pytest.raises(ActorDeadError):
+            await owed
+
+
+async def test_stop_waits_for_what_is_handled_however_long_that_takes(autojump_clock):
+    class Slow(TrioActor):
+        async def on_receive(self, message):
+            await trio.sleep(message)
+            return message
+
+    async with ActorSystem() as system:
+        for now in (False, True):
+            ref = system.start(Slow)
+            asks = [ref.ask(100, timeout=math.inf) for _ in range(2)]
+            await wait_all_tasks_blocked()
+            began = trio.current_time()
+            assert await ref.stop(now=now) is True
+            assert trio.current_time() - began == (100 if now else 200)
+            assert await asks[0] == 100
