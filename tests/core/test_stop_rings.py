@@ -249,22 +249,24 @@ async def test_hooks_that_stop_each_other_end_and_the_last_is_refused():
         assert found == [("two", "one", "two"), True]
 
 
-async def test_killed_actor_is_waited_for_by_who_it_asked():
+@pytest.mark.parametrize("wait", [_stopped, _flag, _stop])
+async def test_killed_actor_is_waited_for_by_who_it_asked(wait):
     async with ActorSystem() as system:
-        for stopped in (_stopped, _flag, _stop):
-            one, two = system.start(Does), system.start(Does)
+        one, two = system.start(Does), system.start(Does)
+        got: list[Any] = []
 
-            async def kills(_: Any, one: Any = one, stopped: Any = stopped) -> Any:
-                one.kill()
-                return await stopped(one)
+        async def kills(_: Any) -> None:
+            one.kill()
+            got.append(await wait(one))
 
-            async def asks(_: Any, two: Any = two, kills: Any = kills) -> Any:
-                return await two.ask(kills)
+        async def asks(_: Any) -> Any:
+            return await two.ask(kills)
 
-            with trio.fail_after(5):
-                one.tell(asks)
-                await one.stopped()
-                assert await two.ask("x") == "x"
+        with trio.fail_after(5):
+            one.tell(asks)
+            await one.stopped()
+            assert await two.ask("x") == "x"
+        assert got == [None if wait is _stopped else True]
 
 
 async def test_task_in_somebody_elses_nursery_waits_for_the_actor_that_started_it():
