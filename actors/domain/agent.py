@@ -19,14 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar, Final, NamedTuple
-
-import trio
+from typing import Any, ClassVar
 
 from abeyance.actors.core import LATER, AbeyanceError, Answer, Reply, TrioActor
 from abeyance.storage.tables.slots import Turn
 
-from . import events
 from .agent_acts import (
     Activity,
     AgentKept,
@@ -37,13 +34,12 @@ from .agent_acts import (
 )
 from .alert_book import LookAtAgent
 from .cancelling import Cancel, Cancelling
-from .chosen_model import ChosenModel, LookAtModel, UseAccount
-from .context import Summary, WaitRecorded, WaitReleased
-from .errors import AdmissionClosedError, OwnershipLostError, QuiescedError
+from .chosen_model import ChosenModel, LookAtModel
+from .context import WaitRecorded, WaitReleased
+from .errors import OwnershipLostError
 from .holding import Holding, LookAgain
-from .mode import EndTurns, HostMode, Quiesce, Quiesced, Resume
-from .pairs import Pairs, RunTool, StopTool
-from .persistence import PAUSE_MAX_S, may_land_later
+from .mode import EndTurns, HostMode, Quiesce, Resume
+from .pairs import Pairs, RunTool, StopTool, why_none
 from .protocol import (
     AttachToWaits,
     CloseAdmission,
@@ -51,42 +47,26 @@ from .protocol import (
     HoldByQuota,
     LiftPauses,
     Shrunk,
-    TurnBegan,
     TurnOver,
     WaitBound,
     WaitLifted,
     WatchHolder,
 )
-from .rewinding import REWOUND_MARKER, Rewinding
+from .rewinding import Rewinding
 from .slot_approvals import ApprovalDecided
 from .slot_messages import (
     AttachAgent,
-    NothingToDo,
     ReadOpenPair,
     ReadOpenTurn,
     RewindSlot,
-    StartTurn,
-    TurnStart,
     TurnWithdrawn,
     UndoRewind,
-    WithdrawStart,
     Woken,
 )
+from .starting import StartAgain, Starting, StartingSeams
 from .turn import TurnEnded, TurnHeld, TurnSeams, TurnSettings, TurnTask
+from .turn_life import TurnLife
 from .wait_book import Deferral
-
-QUIESCED_MARKER: Final = "this turn was ended by a quiesce; its wakes go on when the host resumes"
-START_AGAIN_S: Final = 0.1
-"""Until a slot is asked again that knew less of a resume than its agent."""
-STOPPED_MARKER: Final = "this turn was ended by a stop; its wakes go on at the next start"
-
-
-_START: Final = "the start of a turn"
-"""What the store may refuse of an agent that no turn's task asks for."""
-
-
-class _StartAgain(NamedTuple):
-    """To itself: ask the slot for a turn again; the last ask could not be stored."""
 
 
 class Agent(TrioActor):
@@ -107,21 +87,18 @@ class Agent(TrioActor):
         choice: ChosenModel | None = None,
     ) -> None:
         super().__init__()
-        self._choice = choice
         if choice is not None:
             settings, seams = choice.settings, replace(seams, usage=choice.usage)
         self._mode = mode
         self._view = view
         view.activity, view.turn, view.held = "starting", None, None
-        view.recording.settle(_START)
-        self._settings = settings
+        self._name = settings.name
+        self._limits = settings.limits
         self._seams = seams
         self._ledger = ledger
-        self._turn_scope: trio.CancelScope | None = None
         self._lost: OwnershipLostError | None = None
         self._idlers: list[Reply] = []
         self._stoppers: list[Reply] = []
-        self._chosen: Summary | None = None
         self._holding = Holding(
             self,
             settings.name,
@@ -146,18 +123,31 @@ class Agent(TrioActor):
             self._refusal,
             self._starts_none,
         )
+        self._life = TurnLife(
+            self, self.kept, seams.room, self._rewinding, self._cancelling, self._starts_none
+        )
+        self._starting = Starting(
+            self,
+            settings,
+            seams,
+            choice,
+            view,
+            self.kept,
+            mode,
+            self._pairs,
+            StartingSeams(self._ask_slot, self._is_lost, self._begin, self._nothing_to_do),
+        )
 
     @classmethod
     def make_kept(cls) -> AgentKept:
         return AgentKept()
 
     def on_start(self) -> None:
-        name, seams = self._settings.name, self._seams
+        name, seams = self._name, self._seams
         seams.gate.tell(WatchHolder(self.actor_ref))
-        seams.slot.tell(AttachAgent(name, self.actor_ref, self._settings.limits))
+        seams.slot.tell(AttachAgent(name, self.actor_ref, self._limits))
         self._ledger.tell(AttachToWaits(name, self.actor_ref))
-        if self._choice is not None and self._choice.is_new:
-            self._go_by_choice(self._choice)
+        self._starting.use_new_choice()
         if seams.alerts is not None:
             # A process, or an actor, may have died between a hold and the alert of it.
             seams.alerts.tell(LookAtAgent(name))
@@ -183,19 +173,18 @@ class Agent(TrioActor):
             case WaitLifted(model):
                 self._lifted(model)
             case WaitBound(model, deadline_ms, reason):
-                name = self._settings.name
-                self._tell_context(WaitRecorded(name, model, deadline_ms, reason))
+                self._tell_context(WaitRecorded(self._name, model, deadline_ms, reason))
             case TurnWithdrawn():
                 self._withdrawn()
             case LookAtModel():
                 if not self._lives():
-                    self._use_choice()
+                    self._starting.use_choice()
                 self._holding.look_again()
             case ApprovalDecided():
                 if self._view.turn is not None:
                     self._view.turn.decided()
                 self._holding.look_again()
-            case _StartAgain():
+            case StartAgain():
                 if self._view.activity == "starting":
                     self._start()
             case WaitIdle():
@@ -205,11 +194,10 @@ class Agent(TrioActor):
                 self._tell_idlers()
                 return LATER
             case StopTurns():
-                if self._turn_scope is not None:
-                    self._turn_scope.cancel()
+                self._life.cut()
                 # Behind the cancellation: a turn that waits to be admitted ends as stopped.
                 self._seams.gate.tell(CloseAdmission())
-                self._withdraw_start()
+                self._starting.withdraw()
                 stopped = self._stop_turns()
                 self._pairs.stop(running=True)
                 return stopped
@@ -270,111 +258,26 @@ class Agent(TrioActor):
     def _start(self, *, to_end: bool = False) -> None:
         if self.kept.stopping or (self._is_quiesced() and not to_end):
             # Whoever stops this agent may have asked while the slot was asked.
-            self._view.recording.settle(_START)
-            if self._view.held is None:
-                self._view.activity = "resting"
-            self._rest()
-            self._rewinding.turn_over(None)
-            self._cancelling.starts_over()
-            return
-        self._use_choice()
-        settings, context = self._settings, self._seams.context
-        self._view.activity = "starting"
-        self._chosen = None if context is None else context.choose()
-        start = StartTurn(
-            agent=settings.name,
-            provider=type(settings.provider).__name__,
-            model=settings.model,
-            carries_injections=settings.provider.carries_injections,
-            at_ms=self._seams.clock.now_ms(),
-            context=None if self._chosen is None else self._chosen.last,
-            seen=None if self._seams.spending is None else self._seams.spending.turn,
-            system=settings.system if isinstance(settings.system, str) else None,
-            asks_system=callable(settings.system),
-        )
-        self.ask(self._seams.slot, start, tag=self._started)
+            self._starting.withhold()
+        else:
+            self._starting.ask()
 
-    def _started(self, answer: Answer) -> None:
-        if self._is_lost(answer.error):
-            return
-        if may_land_later(answer.error):
-            # Nothing is wrong with the turn: the disk is full, or the store briefly out of reach.
-            assert answer.error is not None
-            self._view.recording.refuse(_START, _START, answer.error)
-            self.after(PAUSE_MAX_S, _StartAgain())
-            return
-        self._view.recording.settle(_START)
-        start: TurnStart | NothingToDo | Quiesced = answer.unwrap()
-        if isinstance(start, Quiesced):
-            self._refused_start()
-            return
-        if isinstance(start, NothingToDo):
-            # A wake that became durable since is told behind this answer.
-            self.kept.draining = False
-            self._rest()
-            self._rewinding.turn_over(None)
-            self._cancelling.starts_over()
-            return
-        self._tell_context(TurnBegan())
-        if start.unreadable is not None and self._seams.alerts is not None:
-            name, slot = self._settings.name, self._seams.slot_name
-            self._seams.alerts.context(
-                name, slot, start.unreadable, "a turn was compiled behind it"
-            )
-        chosen, self._chosen = self._chosen, None
-        self._view.turn = TurnTask(start, self._settings, self._seams, self.kept.streak, chosen)
-        self._view.activity = "running"
+    def _begin(self, turn: TurnTask) -> None:
         self._holding.released = False
-        self.pipe(self._run, self._view.turn, tag=self._turn_over)
+        self.pipe(self._life.run, turn, tag=self._turn_over)
 
-    async def _run(self, turn: TurnTask) -> TurnEnded | TurnHeld:
-        """Run a turn's task between its two events: whatever ends it, whoever looks sees it end."""
-        agent, number = turn.start.agent, turn.start.turn
-        self.emit(
-            events.TurnStarted,
-            agent=agent,
-            turn=number,
-            round=turn.start.round,
-            attempts=turn.start.attempts,
-            model=self._settings.model,
-        )
-        state = "interrupted"
-        try:
-            outcome = await self._live(turn)
-            state = "held" if isinstance(outcome, TurnHeld) else outcome.state
-            return outcome
-        finally:
-            self.emit(events.TurnEnded, agent=agent, turn=number, round=turn.round, state=state)
-
-    async def _live(self, turn: TurnTask) -> TurnEnded | TurnHeld:
-        with trio.CancelScope() as scope:
-            self._turn_scope = scope
-            is_cancelled = self._cancelled_by(turn) is not None
-            if self._starts_none() or self._rewinding.ends_turn is not None or is_cancelled:
-                scope.cancel()
-            async with self._seams.room.turn():
-                return await turn.run()
-        return await self._cut_off(turn)
-
-    async def _cut_off(self, turn: TurnTask) -> TurnEnded:
-        rewind, stops = self._rewinding.ends_turn, self._starts_none()
-        by = self._cancelled_by(turn)
-        if by is not None:
-            return TurnEnded("cancelled", await turn.cancel(by, rewind))
-        marker = STOPPED_MARKER if self.kept.stopping else QUIESCED_MARKER
-        receipt = await turn.end(
-            "cancelled",
-            marker if rewind is None else REWOUND_MARKER,
-            give_back=stops or rewind is None or self._rewinding.gives_back,
-            rewind=rewind,
-        )
-        return TurnEnded("cancelled", receipt)
+    def _nothing_to_do(self) -> None:
+        """There is no turn to begin: whoever waited for that is told."""
+        self._rest()
+        self._rewinding.turn_over(None)
+        self._cancelling.starts_over()
 
     def _turn_over(self, answer: Answer) -> None:
         if self._is_lost(answer.error):
             return
         outcome: TurnEnded | TurnHeld = answer.unwrap()
-        turn, self._view.turn, self._turn_scope = self._view.turn, None, None
+        turn, self._view.turn = self._view.turn, None
+        self._life.over()
         assert turn is not None
         if self._seams.context is not None:
             self._tell_context(TurnOver(turn.size))
@@ -383,7 +286,7 @@ class Agent(TrioActor):
         else:
             self.kept.streak.clear()
             if self._seams.over is not None:
-                self._seams.over(self._settings.name)
+                self._seams.over(self._name)
             if turn.calls.awaits_release:  # It was cut off on the way to its hold.
                 self._seams.gate.tell(HoldByQuota(None))
         # Ahead of the next start: what a rewind takes out, no later turn is to see.
@@ -405,8 +308,9 @@ class Agent(TrioActor):
         if not isinstance(error, OwnershipLostError):
             return False
         self._lost = error
-        self._view.recording.settle(_START)
-        self._view.activity, self._view.turn, self._turn_scope = "lost", None, None
+        self._starting.settle()
+        self._life.over()
+        self._view.activity, self._view.turn = "lost", None
         for reply in self._idlers:
             reply.set_exception(error)
         self._idlers.clear()
@@ -420,9 +324,9 @@ class Agent(TrioActor):
         """A release. It is kept for a hold without a record, which may still be on its way."""
         # Before the gate is asked whether anything holds: what a wait had lengthened is shorter.
         self._seams.gate.tell(LiftPauses(model))
-        self._tell_context(WaitReleased(self._settings.name, model))
+        self._tell_context(WaitReleased(self._name, model))
         held = self._view.held
-        mine = self._settings.model if held is None else held.model
+        mine = self._starting.settings.model if held is None else held.model
         if self._awaits_release() and model in (None, mine):
             self._holding.released = True
         self._holding.look_again()
@@ -433,20 +337,6 @@ class Agent(TrioActor):
         if turn is not None:
             return turn.calls.awaits_release
         return self._view.activity in ("starting", "held")
-
-    def _use_choice(self) -> None:
-        """Go by the model that was chosen, if it is another: no turn lives."""
-        choice = self._choice
-        if choice is not None and choice.settings is not self._settings:
-            self._settings = choice.settings
-            self._seams = replace(self._seams, usage=choice.usage)
-            self._pairs.use(choice.settings)
-            self._go_by_choice(choice)
-
-    def _go_by_choice(self, choice: ChosenModel) -> None:
-        # Ahead of whatever the agent asks its gate by it.
-        self._seams.gate.tell(UseAccount(choice.account, choice.usage))
-        choice.apply()
 
     def _go_on_from_hold(self, *, to_end: bool = False) -> None:
         self._holding.end()
@@ -486,22 +376,7 @@ class Agent(TrioActor):
         self._pairs.found(RunTool(call, message, "", self._seams.clock.now_ms()))
 
     def _refusal(self) -> AbeyanceError | None:
-        """Why no tool is run for an operator now; None: it is."""
-        name = self._settings.name
-        if self.kept.stopping:
-            return AdmissionClosedError(
-                f"agent {name!r} starts nothing any more; the tool was not run; run it after the "
-                "next start",
-                agent=name,
-            )
-        if self._mode.is_quiesced:
-            reason = self._mode.record.reason
-            return QuiescedError(
-                f"the host is quiesced ({reason}) and runs no tool; nothing was done; resume it, "
-                "then ask again",
-                reason=reason,
-            )
-        return None
+        return why_none(self._name, self._mode, stops=self.kept.stopping)
 
     def _pairs_over(self) -> None:
         if self._mode.is_quiesced and not self._lives():
@@ -535,9 +410,8 @@ class Agent(TrioActor):
 
     def _end_turns(self) -> Any:
         self.kept.draining = False
-        if self._turn_scope is not None:
-            self._turn_scope.cancel()
-        self._withdraw_start()
+        self._life.cut()
+        self._starting.withdraw()
         self._pairs.stop(running=True)
         if not self._lives():
             self._rest()
@@ -545,27 +419,11 @@ class Agent(TrioActor):
         self._stoppers.append(self.later())
         return LATER
 
-    def _withdraw_start(self) -> None:
-        """A start that waits for another agent's turn on the same slot waits no more."""
-        if self._view.activity == "starting":
-            self._seams.slot.tell(WithdrawStart(self._settings.name))
-
     def _resume(self) -> None:
         self.kept.draining = False
         self._tell_stoppers_unless_stopping()
         if self._view.activity == "quiesced" and not self._starts_none():
             self._start()
-
-    def _refused_start(self) -> None:
-        """The slot starts no turn: the host is quiesced, as far as the slot or the store knows."""
-        self.kept.draining = False
-        if self._mode.notice():
-            self._view.activity = "resting"
-            self._rest()
-            self._rewinding.turn_over(None)
-            self._cancelling.starts_over()
-        else:
-            self.after(START_AGAIN_S, _StartAgain())
 
     # -- rewinds -----------------------------------------------------------------------------
 
@@ -574,13 +432,9 @@ class Agent(TrioActor):
 
     def _ends_turn(self) -> bool:
         """End the live turn for a rewind; one that is asked for ends as it starts."""
-        if self._turn_scope is None:
-            return self._view.turn is not None or self._view.activity == "starting"
-        self._turn_scope.cancel()
-        return True
-
-    def _cancelled_by(self, turn: TurnTask) -> str | None:
-        return self._cancelling.by(turn.start.turn) or turn.start.cancelled_by
+        if self._life.cut():
+            return True
+        return self._view.turn is not None or self._view.activity == "starting"
 
     def _cuts_turn(self, number: int) -> bool:
         """Cut off the turn of a number, or have it cut off as it starts."""
@@ -592,8 +446,7 @@ class Agent(TrioActor):
             return self._view.activity == "starting"
         if turn.start.turn != number:
             return False
-        if self._turn_scope is not None:
-            self._turn_scope.cancel()
+        self._life.cut()
         return True
 
     # -- who waits for this agent ------------------------------------------------------------

@@ -26,7 +26,8 @@ from abeyance.actors.core.errors import AbeyanceError
 from abeyance.storage.errors import StorageError
 from abeyance.storage.tables.blocks import TextBlock, ToolResultBlock, ToolUseBlock
 
-from .errors import AdmissionClosedError
+from .errors import AdmissionClosedError, QuiescedError
+from .mode import HostMode
 from .slot_messages import EndPair, PairStart, StartPair, WithdrawPair
 from .turn import TurnSeams, TurnSettings
 
@@ -245,3 +246,21 @@ def _fail(reply: Reply | None, error: BaseException) -> None:
 def _receipt(message: str, start: PairStart, result: ToolResultBlock) -> PairReceipt:
     said = "\n".join(block.text for block in result.content if isinstance(block, TextBlock))
     return PairReceipt(message, start.call.id, start.turn, said, result.is_error)
+
+
+def why_none(agent: str, mode: HostMode, *, stops: bool) -> AbeyanceError | None:
+    """Why no tool is run for an operator now; None: it is."""
+    if stops:
+        return AdmissionClosedError(
+            f"agent {agent!r} starts nothing any more; the tool was not run; run it after the "
+            "next start",
+            agent=agent,
+        )
+    if mode.is_quiesced:
+        reason = mode.record.reason
+        return QuiescedError(
+            f"the host is quiesced ({reason}) and runs no tool; nothing was done; resume it, "
+            "then ask again",
+            reason=reason,
+        )
+    return None

@@ -177,6 +177,7 @@ class TurnTask:
     ) -> None:
         self.start = start
         self.round = start.round
+        self.model = settings.model
         self._showing = Showing(seams.stream, start.turn, start.token, again=start.attempts > 1)
         self.calls = Calls(settings, seams, streak, start.failures, self._showing, start.turn)
         self._settings = settings

@@ -179,14 +179,15 @@ async def test_a_turn_that_is_being_started_is_cancelled_as_it_starts(
         ana = await world.add([reply("never")])
         agent = world.ref("agent")._cell.actor
         answers: list[Any] = []
-        started, marked = agent._started, agent._cancelling._answered
+        started, marked = agent._starting.answered, agent._cancelling._answered
 
         def once_it_is_marked(cancel: Any, answer: Any) -> None:
             marked(cancel, answer)
             while answers:
                 started(answers.pop())
 
-        agent._started, agent._cancelling._answered = answers.append, once_it_is_marked
+        agent._starting.answered = answers.append
+        agent._cancelling._answered = once_it_is_marked
         await ana.send("a")
         assert await ana.cancel_turn(requester="ops") == CancelReceipt(1, "cancelled")
         assert world.providers[0].requests == []

@@ -473,7 +473,7 @@ async def test_a_turn_that_was_told_to_end_while_it_was_admitted_makes_no_call(
         # The turn has its permit and has not run since; now it is told to end.
         agent = world.ref("agent")._cell.actor
         agent.kept.stopping = True
-        agent._turn_scope.cancel()
+        agent._life.cut()
 
     async with world.open():
         monkeypatch.setattr(GateActor, "_admit", admit_and_end)
