@@ -15,6 +15,7 @@ from .domain.ingress import check_model, check_name
 from .domain.protocol import ReleaseReceipt, ReleaseWaits
 from .domain.requesters import Door
 from .domain.wait_book import ProviderWait
+from .domain.wait_releases import was_stated_of
 
 if TYPE_CHECKING:
     from .runtime import Runtime
@@ -53,7 +54,8 @@ class WaitVerbs:
         `in_process` has no record: a place in line.
 
         Args:
-            agent: Whose waits; an agent of this runtime, or one that the listing still shows.
+            agent: Whose waits; an agent of this runtime, or one that a wait is on record of, in
+                force or not: to release it again lifts nothing, and is no error.
             model: A model's name. Anything else but `*`, None included, is refused.
             requester: Who asks, as it is recorded behind the door's name; one line, cut off at
                 200 characters.
@@ -62,7 +64,8 @@ class WaitVerbs:
             InvalidNameError: Agent or model is malformed; nothing was released.
             InvalidInputError: The requester is malformed; nothing was released.
             NotPermittedError: The host's admin gate did not let it pass; nothing was released.
-            UnknownAgentError: No such agent here and no wait of one; nothing was released.
+            UnknownAgentError: No such agent here and no wait on record of one; nothing was
+                released.
             AgentOwnedElsewhereError: A live process owns the agent; release it there, so that
                 its held turn learns of it. Nothing was released.
         """
@@ -72,9 +75,7 @@ class WaitVerbs:
         if model != EVERY_MODEL:
             check_model(model, "model")
         by = runtime._permitted("release_provider_wait", agent, requester, door)
-        known = agent in runtime._members or any(
-            act.key[0] == agent for act in runtime._waits.pending
-        )
+        known = agent in runtime._members or was_stated_of(runtime._store, runtime._waits, agent)
         if not known and not self.provider_waits(agent):
             raise UnknownAgentError(
                 f"no agent {agent!r} here and no wait of one; nothing was released; "

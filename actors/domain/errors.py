@@ -106,7 +106,7 @@ class InvalidSpecError(InvalidInputError):
 
 
 class UnknownAgentError(AbeyanceError):
-    """No agent of that name here, and no wait of one is listed. Nothing was done."""
+    """No agent of that name here, and no wait of one is on record. Nothing was done."""
 
     code = "unknown_agent"
     agent: str

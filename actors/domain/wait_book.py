@@ -52,6 +52,9 @@ class ProviderWait(NamedTuple):
     window: str | None = None
     of_quota: bool = False
     """As in `Deferral`."""
+    pending: bool = False
+    """It binds in this process, and the store has not taken it yet: it is offered again, and a
+    process that dies before it lands forgets it."""
 
 
 class Deferral(NamedTuple):
@@ -329,8 +332,9 @@ class WaitBook:
                 shown.append(unread)
                 continue
             if wait is not None:
-                name = f"{ACCOUNT}{key[0]}"
-                shown.append(listed(name, str(key[1]), wait))
+                name, model = f"{ACCOUNT}{key[0]}", str(key[1])
+                pending = self._is_pending(ACCOUNT_TABLE, key, wait)
+                shown.append(listed(name, model, wait, pending=pending))
         return shown
 
     def listing(self, agent: str | None = None) -> tuple[ProviderWait, ...]:
@@ -361,9 +365,16 @@ class WaitBook:
                 self._list(found, act.key)
         return (
             *(self._listed_wide(agent) or unread),
-            *(listed(*key, wait) for key, wait in sorted(found.items())),
+            *(
+                listed(*key, found[key], pending=self._is_pending("waits", key, found[key]))
+                for key in sorted(found)
+            ),
             *(self._listed_accounts(None) if agent is None else ()),
         )
+
+    def _is_pending(self, table: str, key: tuple[Any, ...], wait: Wait) -> bool:
+        acts = self._by_key.get((table, key), ())
+        return any(act.record is wait and not act.durable for act in acts)
 
     def _list(self, found: dict[tuple[str, str], Wait], key: tuple[Any, ...]) -> None:
         if [type(part) for part in key] != [str, str]:
@@ -401,10 +412,10 @@ class WaitBook:
         return None if over else record
 
 
-def listed(agent: str, model: str, wait: Wait) -> ProviderWait:
+def listed(agent: str, model: str, wait: Wait, *, pending: bool = False) -> ProviderWait:
     """A wait as it is listed, under the name it is listed by."""
     ends_ms, window, of_quota = wait.deadline_ms, wait.window, wait.of_quota
-    return ProviderWait(agent, model, ends_ms, wait.reason, wait.set_ms, window, of_quota)
+    return ProviderWait(agent, model, ends_ms, wait.reason, wait.set_ms, window, of_quota, pending)
 
 
 def _unread(error: StorageError, now_ms: int) -> ProviderWait:

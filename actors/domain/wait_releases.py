@@ -71,6 +71,21 @@ def acts_of_account_release(
     return acts
 
 
+def was_stated_of(store: Store, book: WaitBook, name: str) -> bool:
+    """Whether a wait is on record under a name, in force, over or released: so that to release one
+    again, of an agent that is gone, is to release nothing, and no error."""
+    if name.startswith(ACCOUNT):
+        table, key = ACCOUNT_TABLE, name.removeprefix(ACCOUNT)
+    else:
+        table, key = "waits", name
+    if any(act.key[0] in (key, name) for act in book.pending):
+        return True
+    try:
+        return next(iter(store.scan(table, (key,))), None) is not None
+    except StorageError:
+        return False
+
+
 def _has_wall(book: WaitBook, account: str) -> bool:
     """Whether a wall of every model has a row, beside what a damaged key holds."""
     try:

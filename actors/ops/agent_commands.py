@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
 
-from abeyance.actors.core.errors import AbeyanceError
 from abeyance.actors.core.tree import DEPTH, DEPTH_MAX, NODES_MAX, WIDTH, format_tree
 from abeyance.actors.domain.errors import InvalidInputError, UnknownAgentError
 from abeyance.actors.domain.ingress import check_model, check_name, escaped_text, read_blocks
@@ -18,7 +16,7 @@ from . import shell, targets
 from .connection import HostSilentError, NoHostError
 from .errors import look_at
 from .render import json_text, print_edits, print_quiesce, print_release, print_status, print_waits
-from .reports import EditsReport, TreeReport, WaitReport, WaitsReport
+from .reports import EditsReport, TreeReport, WaitsReport
 from .requests import EVERY_MODEL
 from .shell import AsJson, StateDir
 from .targets import Target
@@ -85,20 +83,15 @@ def release(
     if scope != EVERY_MODEL:
         check_name(scope, "model", reserved=False)
     target = targets.open_target(directory, writing=True)
-    left: tuple[WaitReport, ...] = ()
     try:
         report = target.release(agent, scope)
-        if not report.released and not as_json:
-            # A model's name may have been mistyped, which is no error: nothing of it binds.
-            with suppress(AbeyanceError):
-                left = target.waits(agent)
     finally:
         target.close()
     with shell.done_anyway("the release was done; what it lifted"):
         if as_json:
             typer.echo(json_text(report))
         else:
-            print_release(shell.console(), agent, report, left)
+            print_release(shell.console(), agent, report)
 
 
 @shell.app.command()

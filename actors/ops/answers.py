@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
+from abeyance.actors.core.errors import AbeyanceError
 from abeyance.actors.domain.edit_rows import EditRow
 from abeyance.actors.domain.requesters import Door
 from abeyance.actors.domain.spent_reading import By
@@ -52,6 +54,7 @@ from .reports import (
     UnrecordedReport,
     WaitReport,
     WaitsReport,
+    nothing_lifted,
 )
 from .requests import (
     AlertsRequest,
@@ -274,7 +277,15 @@ async def _release(runtime: Controlled, request: ReleaseRequest, door: Door) -> 
         requester=clean_requester(request.requester, door),
         door=door,
     )
-    return ReleaseReport(released=tuple(_mirror(item, ReleasedReport) for item in receipt.released))
+    released = tuple(_mirror(item, ReleasedReport) for item in receipt.released)
+    if released:
+        return ReleaseReport(released=released)
+    # The release was done, whatever comes of saying what it left.
+    left: tuple[WaitReport, ...] = ()
+    with suppress(AbeyanceError):
+        waits = runtime.provider_waits(request.agent)
+        left = tuple(_mirror(wait, WaitReport) for wait in waits)
+    return ReleaseReport(released=(), nothing=nothing_lifted(request.agent, left))
 
 
 async def _rewind(runtime: Controlled, request: RewindRequest, door: Door) -> RewindReport:

@@ -79,7 +79,10 @@ class ControlClient(RunAsks, ApprovalAsks, UsageAsks, OutboxAsks):
         reports = [report for _, report in self._of_every(HostClient.status)]
         first = reports[0]
         # Every host reads the same rows; what is not recorded yet only one of them knows.
-        waits = {(wait.agent, wait.model): wait for report in reports for wait in report.waits}
+        told = (wait for report in reports for wait in report.waits)
+        waits = {
+            (wait.agent, wait.model): wait for wait in sorted(told, key=lambda wait: wait.pending)
+        }
         return msgspec.structs.replace(
             first,
             agents=tuple(agent for report in reports for agent in report.agents),

@@ -35,6 +35,7 @@ from .reports import (
     ReleaseReport,
     StatusReport,
     WaitReport,
+    nothing_lifted,
 )
 
 NOTHING = "–"
@@ -256,11 +257,15 @@ def print_waits(console: Console, waits: tuple[WaitReport, ...], now_ms: int) ->
         end = ends_text(wait.deadline_ms)
         if wait.deadline_ms is not None:
             end = f"until {end}, {_left(wait, now_ms)} left"
-        console.print(Text(f"{escaped_text(_key(wait))}\n  {end}\n  {escaped_text(wait.reason)}"))
+        console.print(Text(f"{escaped_text(_key(wait))}\n  {end}\n  {escaped_text(_why(wait))}"))
 
 
 def _key(wait: WaitReport) -> str:
     return f"{wait.agent} on {wait.model}"
+
+
+def _why(wait: WaitReport) -> str:
+    return f"(not stored yet) {wait.reason}" if wait.pending else wait.reason
 
 
 def _waits_table(waits: list[WaitReport], now_ms: int) -> Table:
@@ -276,7 +281,7 @@ def _waits_table(waits: list[WaitReport], now_ms: int) -> Table:
             _shown(wait.model),
             ends_text(wait.deadline_ms),
             _left(wait, now_ms),
-            _shown(wait.reason),
+            _shown(_why(wait)),
         )
     return table
 
@@ -406,15 +411,11 @@ _REACHES = {
 }
 
 
-def print_release(
-    console: Console, agent: str, report: ReleaseReport, left: tuple[WaitReport, ...] = ()
-) -> None:
+def print_release(console: Console, agent: str, report: ReleaseReport) -> None:
     """Print what a release lifted, and how far each record reached; where that is nothing, what
     binds the agent all the same."""
     if not report.released:
-        binding = f" What binds it is on {', '.join(wait.model for wait in left)}." if left else ""
-        line = f"No wait of {agent} was binding in that scope; nothing to release.{binding}"
-        console.print(_shown(line))
+        console.print(_shown(report.nothing or nothing_lifted(agent, ())))
     for lifted in report.released:
         reach = _REACHES.get(lifted.reach, _REACHES["pending"])
         console.print(_shown(f"Released {lifted.agent} on {lifted.model}: {reach}."))

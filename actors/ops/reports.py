@@ -8,6 +8,8 @@ Pure.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 
@@ -31,6 +33,8 @@ class WaitReport(msgspec.Struct, frozen=True, kw_only=True):
     window: str | None = None
     """The account's usage window that is used up, where its provider named one."""
     of_quota: bool = False
+    pending: bool = False
+    """It binds in its host, and the store has not taken it yet."""
 
 
 class AdmissionReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -235,6 +239,15 @@ class ReleaseReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a release lifted; empty where nothing of that scope was binding."""
 
     released: tuple[ReleasedReport, ...]
+    nothing: str | None = None
+    """In words, where nothing was lifted: a model's name may have been mistyped, which is no error.
+    None: something was, or the host is of a version that does not say."""
+
+
+def nothing_lifted(agent: str, left: Sequence[WaitReport]) -> str:
+    """What is said of a release that lifted nothing, where these waits bind all the same."""
+    binding = f" What binds it is on {', '.join(wait.model for wait in left)}." if left else ""
+    return f"No wait of {agent} was binding in that scope; nothing to release.{binding}"
 
 
 class RewindReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -35,6 +35,7 @@ from abeyance.actors.domain.slot_inbox import check_listing, listed
 from abeyance.actors.domain.spent_reading import Asked, By, read_stopped
 from abeyance.actors.domain.wait_book import ACCOUNT, ProviderWait, WaitAct, WaitBook
 from abeyance.actors.domain.wait_offer import line_of
+from abeyance.actors.domain.wait_releases import was_stated_of
 from abeyance.storage.codec import encode
 from abeyance.storage.errors import UnreadableRecordError
 from abeyance.storage.exclusive import in_use
@@ -70,6 +71,7 @@ from .reports import (
     StatusReport,
     UnparkReport,
     WaitReport,
+    nothing_lifted,
 )
 from .requests import EVERY_MODEL
 from .run_reports import RunActReport
@@ -407,7 +409,7 @@ class StoppedStore(StoppedRuns, StoppedSchedules, StoppedApprovals, StoppedOutbo
         Durable: on return.
 
         Raises:
-            UnknownAgentError: No such agent and no wait of one; nothing was released.
+            UnknownAgentError: No such agent and no wait on record of one; nothing was released.
             AgentOwnedElsewhereError: A live process owns it; nothing was released.
             ReleaseContestedError: Another process wrote the same rows again and again.
             NeedsHostError: It is a credential, or the agent is held by keys that cannot be read;
@@ -419,7 +421,9 @@ class StoppedStore(StoppedRuns, StoppedSchedules, StoppedApprovals, StoppedOutbo
             check_model(model, "model")
         self._owner_guard(agent)
         self._waits.unreadable.look_over_at_once()
-        if self._store.get("agents", (agent,)) is None and not self._waits.listing(agent):
+        known = self._store.get("agents", (agent,)) is not None
+        known = known or was_stated_of(self._store, self._waits, agent)
+        if not known and not self._waits.listing(agent):
             raise UnknownAgentError(
                 f"no agent {agent!r} in this store and no wait of one; nothing was released; "
                 "list the waits for the names there are",
@@ -432,7 +436,7 @@ class StoppedStore(StoppedRuns, StoppedSchedules, StoppedApprovals, StoppedOutbo
             lifted = [w for w in self._waits.listing(agent) if model in (EVERY_MODEL, w.model)]
             quota = self._quota(agent, model)
             if not lifted and quota is None:
-                return ReleaseReport(released=())
+                return ReleaseReport(released=(), nothing=nothing_lifted(agent, self.waits(agent)))
             outcomes = self._store.commit(*self._requests(agent, owner, lifted, quota))
             if all(isinstance(outcome, Committed) for outcome in outcomes):
                 for wait in lifted:

@@ -25,7 +25,9 @@ def shape(**fields: Any) -> Any:
 
 def wait(agent: str, model: str, deadline_ms: int | None, reason: str = "slow down") -> Any:
     named: dict[str, Any] = {"agent": agent, "model": model, "reason": reason}
-    return shape(**named, deadline_ms=deadline_ms, set_ms=1_000, window=None, of_quota=False)
+    return shape(
+        **named, deadline_ms=deadline_ms, set_ms=1_000, window=None, of_quota=False, pending=False
+    )
 
 
 class FakeRuntime:

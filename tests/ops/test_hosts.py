@@ -265,6 +265,9 @@ class Owner:
             raise self._refusal
         return Released()
 
+    def provider_waits(self, _agent: str | None = None) -> tuple[Any, ...]:
+        return ()
+
     async def replay_dead_letter(self, id: int, *, requester: str, door: str) -> Any:  # noqa: A002
         self.asked.append(id)
         if id != self._number:

@@ -227,7 +227,8 @@ function fillWait(element, wait) {
   title(element, `${wait.agent} on ${wait.model}`);
   timed(element, wait.deadline_ms, wait.set_ms);
   const holding = last?.status.agents.find((agent) => agent.name === wait.agent)?.held?.model === wait.model;
-  put(element, "mark", holding ? "holds a turn" : "", "span");
+  const marks = [holding ? "holds a turn" : "", wait.pending ? "not stored yet" : ""];
+  put(element, "mark", marks.filter(Boolean).join(" · "), "span");
   put(element, "text", wait.cause ? `${wait.cause}: ${wait.reason}` : wait.reason);
   buttons(element, wait.cause === "context" ? [ACTS.cancelTurn(wait)] : [ACTS.release(wait)]);
 }
