@@ -242,6 +242,7 @@ class Cell:
         if self.state == "ended":
             return
         self.state = "ended"
+        outlasts = self.task is not None
         self.task = None
         self.stopping = True
         self.ending = True
@@ -258,7 +259,7 @@ class Cell:
         self.supervisor._child_ended(self)
         if self.name is not None:
             self.system.names.release(self.name, self)
-        self.system.forget(self)
+        self.system.forget(self, outlasts=outlasts)
         if self.registered:
             self.strike()
         if self.watchers:

@@ -39,8 +39,8 @@ NEVER: Final = float("inf")
 class Aged(int):
     """The deliveries of an envelope that was taken once and is to be handled again.
 
-    An int like any other, which also knows since when its message waits, at most, by the system's
-    stopwatch. Those that were never taken carry no instant: that would be dearer than a tell.
+    An int like any other, which also knows since when its message waits, at most, by the clock of
+    ages. Those that were never taken carry no instant: that would be dearer than a tell.
     """
 
     since: float

@@ -90,7 +90,9 @@ async def run(cell: Cell) -> None:
         reason = reason or exc
         raise
     finally:
+        cell.task = None
         cell._end(reason)
+        cell.system.settle(cell)
 
 
 async def _wait_while_held(cell: Cell) -> None:

@@ -314,7 +314,7 @@ class Mailbox(Room):
 
         Whoever ends an incarnation wakes it first, so that one which ran has looked at the time.
         """
-        self.since = self.cell.system.stopwatch()
+        self.since = self.cell.system.ages()
 
     def statistics(self) -> MailboxStatistics:
         """Return a snapshot. Any thread."""

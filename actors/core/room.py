@@ -89,7 +89,7 @@ class Room:
         self.dead: dict[str, int] | None = None
         self.room = 0 if cell.system.refusing else terms.room
         # Messages carry no instant, as that would be dearer than the rest of a tell. The consumer
-        # keeps two of its own, by the system's stopwatch, at the looks at the time it takes anyway.
+        # keeps two of its own, by the clock of ages, at the looks at the time it takes anyway.
         self.since = NEVER  # What the user lane holds came after it; NEVER while it sleeps.
         self.looked = 0.0  # Its last look; what its handler does began no earlier.
         self.control = 0
@@ -262,7 +262,7 @@ class Room:
         since = min(since_of(self.returned), since_of(self.stashed))
         if since == NEVER and self.queued:
             since = self.since
-        return None if since == NEVER else max(0.0, self.cell.system.stopwatch() - since)
+        return None if since == NEVER else max(0.0, self.cell.system.ages() - since)
 
     @property
     def depth(self) -> int:

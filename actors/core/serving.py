@@ -58,6 +58,8 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
     user = box.user
     receive: Any = counted(cell, actor.on_receive)
     clock = cell.system.stopwatch
+    ages = cell.system.ages
+    apart = ages is not clock  # A batch's time is the machine's, whatever trio's clock is.
     never = NEVER
     pending = PENDING
     crash_on_ask = actor.crash_on_ask_error
@@ -75,7 +77,7 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
     box.urgent = True
     # What the lane held at `mark` is taken when `ahead` more messages are: the rest came after it.
     # Not every message is counted, so that `since` may lag, and never leads.
-    mark = clock()
+    mark = ages()
     ahead = len(user)
     while True:
         source = box.returned or user
@@ -83,8 +85,11 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
         # date: `look` counts each, `handled` the full rounds of it, less what was no such message.
         handled = 0
         look = 0
-        began = box.looked = clock()
+        began = clock()
         until = began + BATCH_S
+        if apart:
+            began = ages()
+        box.looked = began
         if box.since is never:
             box.since = mark = began
             ahead = len(user)
@@ -220,12 +225,15 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
                         box.peak = len(user)
                     if box.watched:
                         box.shrank()
-                    now = box.looked = clock()
+                    now = looked = clock()
+                    if apart:
+                        looked = ages()
+                    box.looked = looked
                     if source is user:
                         ahead -= LOOK_EVERY
                         if ahead <= 0:
                             box.since = mark
-                            mark = now
+                            mark = looked
                             ahead = len(user)
                     if now > until:
                         break

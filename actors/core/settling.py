@@ -201,6 +201,10 @@ def bury_owed(cell: Cell) -> None:
     owed = list(cell.owed.values())
     cell.owed.clear()
     for envelope in owed:
+        inflight = cell.inflight
+        if inflight is not None and inflight[1] is envelope[1]:
+            # Its handler is shielded, and what comes of it is no other end of this message.
+            cell.inflight = (envelope[0], envelope[1], SETTLED)
         bury_one(cell, envelope, "stopped")
 
 

@@ -123,7 +123,8 @@ class SystemStatistics:
         queued: How many messages wait in their mailboxes.
         internal: How many items wait in their internal lanes.
         owed: How many replies they owe.
-        in_flight: How many of them handle something.
+        in_flight: How many of them handle something, and of those that the end of the system could
+            not cut short.
         oldest_s_max: The largest of their bounds on the age of the oldest message, in seconds; see
             `ActorStatistics`. None where none has any.
         restarts: How often those that live were started again.
@@ -189,7 +190,7 @@ def of_actor(cell: Cell) -> ActorStatistics:
         owed=len(cell.owed),
         in_flight=in_flight,
         oldest_s_max=box.oldest_s_max(),
-        in_flight_s_max=(max(0.0, cell.system.stopwatch() - box.looked) if in_flight else None),
+        in_flight_s_max=(max(0.0, cell.system.ages() - box.looked) if in_flight else None),
         restarts=max(0, cell.incarnation - 1),
         handled=cell.handled,
         dead=cell.dead,
@@ -221,6 +222,11 @@ def of_system(system: ActorSystem) -> SystemStatistics:
         age = box.oldest_s_max()
         if age is not None and (oldest is None or age > oldest):
             oldest = age
+    for cell in list(system.outlasting):
+        in_flight += cell.in_flight
+        owed += len(cell.owed)
+        handled += cell.handled
+        there += in_hand(cell)
     dead_letters, quarantined = system.dead_letters.counts, system.quarantine.counts
     ended = system._handled + handled + sum(dead_letters.values()) + sum(quarantined.values())
     return SystemStatistics(

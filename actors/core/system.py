@@ -134,12 +134,16 @@ class ActorSystem:
             self.tracing, self.ref_class = tracing, tracing.TracedRef
         self.open_calls = 0  # Of host threads, by HostedSystem.run. On the loop thread.
         self.stop_all_on_base_exception = False
-        self.stopwatch: Callable[[], float] = time.perf_counter  # Of batches and ages.
+        self.stopwatch: Callable[[], float] = time.perf_counter  # Of batches.
+        # Of ages: the stopwatch, which trio's own clock is by an offset; another clock is asked.
+        self.injected: Callable[[], float] | None = None
         # A finalizer or a signal handler that tells somebody may interrupt whoever holds it.
         self.lock = threading.RLock()
         self.names = Names()
         self.unnamed: set[str] = set()  # Classes of which there were actors that nobody named.
         self.cells: dict[Cell, None] = {}
+        # Those that have ended while what their handlers do is shielded: it still counts.
+        self.outlasting: dict[Cell, None] = {}
         self.refusing = False
         self.stopping = False
         self.closing = False  # The nursery may take no more tasks.
@@ -167,6 +171,7 @@ class ActorSystem:
         self.ident = get_ident()
         self.token = trio.lowlevel.current_trio_token()
         self.wheel = Wheel(trio.lowlevel.current_clock(), self.token, self.ask_timeout_s)
+        self.injected = self.wheel.injected
         self._manager = trio.open_nursery()
         self.nursery = await self._manager.__aenter__()
         self._outer = _running.get()
@@ -348,10 +353,23 @@ class ActorSystem:
         if hub.watched:
             hub.emit(kind(at_ms=self.clock.now_ms(), **fields))
 
-    def forget(self, cell: Cell) -> None:
-        """Take an ended cell out of the system's books."""
+    def forget(self, cell: Cell, *, outlasts: bool) -> None:
+        """Take an ended cell out of the system's books; `settle` follows where its task runs on."""
         if self.cells.pop(cell, 0) is None:
+            if outlasts:
+                self.outlasting[cell] = None
+            else:
+                self._handled += cell.handled
+
+    def settle(self, cell: Cell) -> None:
+        """Take what a cell has counted whose task has ended."""
+        if self.outlasting.pop(cell, 0) is None:
             self._handled += cell.handled
+
+    @property
+    def ages(self) -> Callable[[], float]:
+        """What ages are told by."""
+        return self.injected or self.stopwatch
 
     def check_loop(self) -> None:
         """Refuse what only the loop thread may do, before any effect.

@@ -86,7 +86,8 @@ class Wheel:
         # What deadlines of asks are counted in. Trio's own clock is this one and an offset, behind
         # a call that would be a third of what a deadline costs; another is asked itself.
         real = type(clock).__module__ == "trio._core._run"
-        self.now: Callable[[], float] = time.perf_counter if real else clock.current_time
+        self.injected: Callable[[], float] | None = None if real else clock.current_time
+        self.now: Callable[[], float] = self.injected or time.perf_counter
         self._ask_timeout_s = ask_timeout_s
         self._token = token
         self._ident = get_ident()

@@ -53,7 +53,7 @@ class Worker(TrioActor):
 
 def told(system):
     """A worker and the stopwatch that its bounds are read by."""
-    system.stopwatch = stopwatch = Stopwatch()
+    system.stopwatch = system.injected = stopwatch = Stopwatch()
     return system.start(Worker), stopwatch
 
 
@@ -172,7 +172,7 @@ async def test_oldest_s_max_advances_though_a_host_thread_feeds_short_batches(au
 
 async def test_oldest_s_max_counts_on_for_a_group_that_is_parked(autojump_clock):
     async with ActorSystem() as system:
-        system.stopwatch = stopwatch = Stopwatch()
+        system.stopwatch = system.injected = stopwatch = Stopwatch()
         group = await system.start_supervisor(
             SupervisorSpec("group", (ChildSpec("a", Worker),), intensity=0, on_exhausted="park")
         )
@@ -192,7 +192,7 @@ async def test_oldest_s_max_counts_on_for_a_group_that_is_parked(autojump_clock)
 
 async def test_oldest_s_max_counts_on_while_a_restart_waits(autojump_clock):
     async with ActorSystem() as system:
-        system.stopwatch = stopwatch = Stopwatch()
+        system.stopwatch = system.injected = stopwatch = Stopwatch()
         group = await system.start_supervisor(SupervisorSpec("group", (ChildSpec("a", Worker),)))
         ref = group.refs["a"]
         await ref.ask("x")
@@ -208,7 +208,7 @@ async def test_oldest_s_max_counts_on_while_a_restart_waits(autojump_clock):
 async def test_oldest_s_max_is_never_below_the_true_age(autojump_clock, seed):
     random = Random(seed)
     async with ActorSystem() as system:
-        system.stopwatch = stopwatch = Stopwatch()
+        system.stopwatch = system.injected = stopwatch = Stopwatch()
         sent, wrong = {}, []
 
         class Checked(TrioActor):
@@ -289,7 +289,7 @@ class Keeps(Worker):
 
 async def kept(system, actor_class=Keeps, *, at, intensity=0):
     """A worker of a group that parks at its first crash, and its stopwatch."""
-    system.stopwatch = stopwatch = Stopwatch()
+    system.stopwatch = system.injected = stopwatch = Stopwatch()
     group = await system.start_supervisor(
         SupervisorSpec(
             "group", (ChildSpec("a", actor_class),), intensity=intensity, on_exhausted="park"
@@ -372,7 +372,7 @@ async def test_oldest_s_max_does_not_take_what_comes_back_for_what_was_queued(au
             return None
 
     async with ActorSystem() as system:
-        system.stopwatch = stopwatch = Stopwatch()
+        system.stopwatch = system.injected = stopwatch = Stopwatch()
         ref = system.start(Twice)
         for _ in range(20):
             ref.tell("aside")
