@@ -163,11 +163,11 @@ class TrioActorRef(pykka.ActorRef[A]):
             timeout: Seconds to wait for room, from 0; None is without a bound.
 
         Raises:
+            ValueError: The timeout is below 0, or no number; nothing was sent.
             MailboxFullError: There was no room in time; not accepted.
             ActorDeadError, MailboxClosedError: Not accepted.
         """
-        if timeout is not None and not timeout >= 0:
-            raise ValueError(f"timeout must be at least 0, not {timeout!r}")
+        timeout = bounded_or_none("timeout", timeout)
         box = self._cell.box
         until: float | None = None
         while True:
@@ -250,10 +250,11 @@ class TrioActorRef(pykka.ActorRef[A]):
             blocks = self._judge(future, stance, message, block)
         if timeout is None:
             timeout = system.ask_timeout_s
-        elif 0 <= timeout < LONGEST_S:
+        elif 1 < timeout < LONGEST_S:  # 0 and 1 may be truth values, which are no times.
             future._timeout_s = timeout
         else:
             timeout = bounded("timeout", timeout)
+            future._timeout_s = timeout
         if cancel_on_timeout:
             future._cancels = True
         if timeout is None or blocks:

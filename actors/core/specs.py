@@ -46,6 +46,23 @@ def check_directives(directives: Directives) -> None:
             raise ValueError(f"directives must be among {', '.join(DIRECTIVES)}, not {directive!r}")
 
 
+def check_type(field: str, value: object, kind: type) -> None:
+    """Refuse what is not of a type, by the name of its field.
+
+    Raises:
+        TypeError: It is not, or it is a truth value in the place of a number.
+    """
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise TypeError(f"{field} must be of {kind.__name__}, and is {value!r}")
+
+
+def is_actor_class(value: object) -> bool:
+    """Whether actors of it can be started."""
+    from .actor import TrioActor  # It starts actors itself, by what stands on these.
+
+    return isinstance(value, type) and issubclass(value, TrioActor)
+
+
 @dataclass(frozen=True, slots=True)
 class Backoff:
     """How long restarts after the first in a period wait.
@@ -109,10 +126,23 @@ class ChildSpec:
     significant: bool = False
 
     def __post_init__(self) -> None:
+        check_type("id", self.id, str)
+        if not is_actor_class(self.actor_class):
+            raise TypeError(
+                f"actor_class of child {self.id!r} must be a class of TrioActor's, "
+                f"not {self.actor_class!r}"
+            )
+        if not callable(self.args):
+            check_type("args", self.args, tuple)
+        check_type("kwargs", self.kwargs, Mapping)
+        if self.name is not None:
+            check_type("name", self.name, str)
         if self.restart not in RESTARTS:
             raise ValueError(f"restart must be one of {', '.join(RESTARTS)}, not {self.restart!r}")
-        if not self.shutdown_s >= 0:
-            raise ValueError(f"shutdown_s must not be negative, and is {self.shutdown_s!r}")
+        if isinstance(self.shutdown_s, bool) or not self.shutdown_s >= 0:
+            raise ValueError(
+                f"shutdown_s must be seconds, and not negative, and is {self.shutdown_s!r}"
+            )
         check_directives(self.directives)
         if self.significant and self.restart == "permanent":
             raise ValueError("significant must not be set for a permanent child")
@@ -150,6 +180,12 @@ class SupervisorSpec:
     auto_shutdown: Literal["never", "any_significant", "all_significant"] = "never"
 
     def __post_init__(self) -> None:
+        check_type("id", self.id, str)
+        check_type("children", self.children, tuple)
+        check_type("backoff", self.backoff, Backoff)
+        check_type("intensity", self.intensity, int)
+        if self.on_parked is not None and not callable(self.on_parked):
+            raise TypeError(f"on_parked must be a function, and is {self.on_parked!r}")
         if self.strategy not in STRATEGIES:
             raise ValueError(
                 f"strategy must be one of {', '.join(STRATEGIES)}, not {self.strategy!r}"
@@ -165,7 +201,19 @@ class SupervisorSpec:
                 f"not {self.auto_shutdown!r}"
             )
         for child in self.children:
+            check_type("children", child, ChildSpec)
             self.check_child(child)
+        for field_name in ("id", "name"):
+            taken: set[str] = set()
+            for child in self.children:
+                said = getattr(child, field_name)
+                if said in taken:
+                    raise ValueError(
+                        f"children of {self.id!r} must each have {field_name} of its own, "
+                        f"and two have {said!r}"
+                    )
+                if said is not None:
+                    taken.add(said)
 
     def check_child(self, child: ChildSpec) -> None:
         """Raise ValueError for a significant child where no child's end ends the supervisor."""

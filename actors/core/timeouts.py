@@ -16,9 +16,9 @@ def bounded(field: str, timeout_s: float) -> float | None:
     """Return a time that was stated; None where it has no end that can be kept.
 
     Raises:
-        ValueError: It is below 0, or no number; nothing was done.
+        ValueError: It is below 0, or no number, as a truth value is; nothing was done.
     """
-    if not timeout_s >= 0:
+    if isinstance(timeout_s, bool) or not timeout_s >= 0:
         raise ValueError(
             f"{field} must be at least 0, not {timeout_s!r}; nothing was done; "
             "math.inf is without an end"

@@ -28,7 +28,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from abeyance.actors.core import ActorSystem, TrioFuture
+from abeyance.actors.core import ActorSystem, HostedSystem, TrioFuture
 from abeyance.actors.core.errors import AbeyanceError
 from abeyance.actors.core.future import Timeout
 from abeyance.storage.errors import StorageError
@@ -47,17 +47,21 @@ class SystemCollector(Collector):
     """The figures of an actor system.
 
     Args:
-        system: Which.
+        system: Which; a HostedSystem, too.
         actors_max: How many named actors have figures of their own, oldest names first.
         name: What its figures are labelled with; by default the system's own name.
     """
 
     def __init__(
-        self, system: ActorSystem, *, actors_max: int = ACTORS_MAX, name: str | None = None
+        self,
+        system: ActorSystem | HostedSystem,
+        *,
+        actors_max: int = ACTORS_MAX,
+        name: str | None = None,
     ) -> None:
-        self._system = system
+        self._system = system.system if isinstance(system, HostedSystem) else system
         self._actors_max = actors_max
-        self._name = system.name if name is None else name
+        self._name = self._system.name if name is None else name
         self._accepted = 0
 
     def describe(self) -> Iterator[Metric]:

@@ -275,7 +275,7 @@ async def test_kill_in_place_of_the_deadline_fails_the_ask_as_outcome_unknown(au
         assert system.dead_letters.counts == {}
 
 
-NO_TIMES = [math.nan, -math.inf, -1, -1e308]
+NO_TIMES = [True, False, math.nan, -math.inf, -1, -1e308]
 WITHOUT_END = [math.inf, 1e308, 10**400, LONGEST_S]
 
 

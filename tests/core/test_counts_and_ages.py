@@ -45,7 +45,9 @@ def told_of(system: ActorSystem) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("how", ["told", "asked"])
-@pytest.mark.parametrize("does", ["returns", "raises", "stashes", "owes", "pays", "owes and raises"])
+@pytest.mark.parametrize(
+    "does", ["returns", "raises", "stashes", "owes", "pays", "owes and raises"]
+)
 async def test_message_whose_handler_outlasts_the_end_of_its_system_is_counted_once(
     does, how, autojump_clock
 ):
@@ -123,7 +125,7 @@ async def test_messages_of_a_handled_batch_have_the_ages_of_trios_clock(autojump
         await trio.sleep(250)
         seen = ref.statistics()
         assert 200 <= seen.oldest_s_max <= 250.1
-        assert 0 <= seen.in_flight_s_max <= 250.1
+        assert 150 <= seen.in_flight_s_max <= 150.1  # Since the look behind the first eight.
         await trio.sleep(100)
         ref.tell("raises")
         ref.tell("behind")

@@ -187,7 +187,7 @@ async def test_tell_wait_gives_up_after_its_time_and_has_the_message_back(autoju
         assert seen(ref) == ["first", "in time"]
 
 
-@pytest.mark.parametrize("timeout", [-1, math.nan])
+@pytest.mark.parametrize("timeout", [-1, math.nan, True])
 async def test_tell_wait_refuses_a_timeout_that_is_none_before_it_sends(timeout):
     async with ActorSystem() as system:
         ref = system.start(Gated)

@@ -123,7 +123,7 @@ async def test_stop_of_a_child_that_was_added_to_a_parked_group_is_answered(
             assert await ref.ask("x") == 1
 
 
-NONE = [math.nan, -1, -math.inf]
+NONE = [True, False, math.nan, -1, -math.inf]
 ENDLESS = [math.inf, 1e308, threading.TIMEOUT_MAX]
 
 
