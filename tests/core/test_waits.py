@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pykka
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
@@ -512,3 +516,126 @@ def test_actors_of_two_systems_that_share_a_name_are_told_apart():
 
         with pytest.raises(AskCycleError):
             first.run(refused)
+
+
+_PASSES_ON = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"
+
+
+def _through_a_process(ask: Any) -> Any:
+    """What is written to the process comes back; who reads it asks."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _PASSES_ON], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("ask\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "ask\n"
+        answered = _through_a_thread(ask)  # Of a server, which knows nothing of who wrote.
+        process.stdin.write(f"{type(answered).__name__}\n")
+        process.stdin.close()
+        assert process.stdout.readline() == f"{type(answered).__name__}\n"
+        return answered
+
+
+def _through_a_thread(ask: Any) -> Any:
+    answered: list[Any] = []
+    thread = threading.Thread(
+        target=contextvars.Context().run, args=(lambda: answered.append(ask()),), daemon=True
+    )
+    thread.start()
+    thread.join()
+    return answered[0]
+
+
+def _through_a_threading_actor(ask: Any) -> Any:
+    class Asks(pykka.ThreadingActor):
+        def on_receive(self, message: Any) -> Any:
+            return message()
+
+    ref = Asks.start()
+    try:
+        return ref.ask(ask)
+    finally:
+        ref.stop()
+
+
+def _through_asyncios_loop(ask: Any) -> Any:
+    """One that runs in a thread of its own, as a host's web server does."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=contextvars.Context().run, args=(loop.run_forever,))
+    thread.start()
+
+    async def asks() -> Any:
+        return await asyncio.to_thread(contextvars.Context().run, ask)
+
+    try:
+        return _through_a_thread(lambda: asyncio.run_coroutine_threadsafe(asks(), loop).result())
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+@pytest.mark.parametrize(
+    "through",
+    [
+        _through_a_process,
+        _through_a_thread,
+        _through_a_threading_actor,
+        _through_asyncios_loop,
+    ],
+)
+async def test_ring_that_is_not_seen_is_ended_by_its_deadline(through):
+    async with ActorSystem() as system:
+        one = system.start(Does)
+
+        def ask() -> Any:
+            try:
+                return one.ask("x", timeout=0.05)
+            except AskTimeoutError as error:
+                return error
+
+        async def goes_round(_: Any) -> Any:
+            return await trio.to_thread.run_sync(through, ask)
+
+        with trio.fail_after(30):
+            assert isinstance(await one.ask(goes_round), AskTimeoutError)
+            assert await one.ask("next") == "next"
+        assert system.dead_letters.counts == {"expired": 1}
+
+
+async def test_ring_from_two_sides_through_an_owed_answer_is_ended_by_its_deadline(autojump_clock):
+    class Owes(TrioActor):
+        """Replies to all when its own ask is answered, and waits for nobody meanwhile."""
+
+        def __init__(self) -> None:
+            self.replies: list[Any] = []
+
+        def on_receive(self, message: Any) -> Any:
+            self.replies.append(self.later())
+            if message is not None:
+                self.ask(message, "x", tag="asked", timeout_s=3)
+            return LATER
+
+        def on_answer(self, answer: Any) -> None:
+            for reply in self.replies:
+                reply.set(type(answer.error))
+
+    async with ActorSystem() as system:
+        one, owes = system.start(Does), system.start(Owes)
+        gate = trio.Event()
+
+        async def waits(_: Any) -> Any:
+            await gate.wait()
+            return await owes.ask(None)
+
+        waiting = one.ask(waits)
+        owed = owes.ask(one)
+        await wait_all_tasks_blocked()
+        began = trio.current_time()
+        gate.set()
+        with trio.fail_after(100):
+            assert await waiting is AskTimeoutError
+            assert await owed is AskTimeoutError
+        assert 2.9 <= trio.current_time() - began <= 3.1
