@@ -52,7 +52,8 @@ from .domain.protocol import Peek
 from .domain.slot_messages import NothingToDo, StartTurn, TurnStart
 from .domain.slot_rows import read_rows
 from .domain.spec import AgentSpec, check_spec
-from .domain.turn import TurnEnded, TurnSeams, TurnSettings, TurnTask
+from .domain.turn import TurnEnded, TurnHeld, TurnSeams, TurnSettings, TurnTask
+from .domain.turn_spans import ended, turn_span
 from .domain.verdict import Streak
 from .domain.wait_book import Deferral
 from .providers.port import name_of
@@ -151,9 +152,11 @@ class EphemeralRun:
             spending=runtime._spending.of(self.name),
             alerts=runtime._groups._desk,
             room=runtime._groups.room_of(self._spec_name, settings),
+            spans=runtime._system.spans,
         )
         streak = Streak()
         while True:
+            span = turn_span(seams.spans, settings, root=False)
             start: TurnStart | NothingToDo | Quiesced = await self.slot.ask(
                 StartTurn(
                     agent=self.name,
@@ -163,15 +166,18 @@ class EphemeralRun:
                     at_ms=runtime.clock.now_ms(),
                     system=settings.system if isinstance(settings.system, str) else None,
                     asks_system=callable(settings.system),
+                    trace=span.place,
                 )
             )
             if not isinstance(start, TurnStart):
                 if isinstance(start, Quiesced):
                     self._why = QUIESCED
                 raise self._interrupted()
-            self._task = TurnTask(start, settings, seams, streak)
-            async with seams.room.turn():
-                outcome = await self._task.run()
+            self._task = TurnTask(start, settings, seams, streak, span=span)
+            with self._task.traced():
+                async with seams.room.turn():
+                    outcome = await self._task.run()
+                ended(span, "held" if isinstance(outcome, TurnHeld) else outcome.state)
             task, self._task = self._task, None
             if isinstance(outcome, TurnEnded):
                 crashpoint("ephemeral.answered")

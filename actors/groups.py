@@ -336,6 +336,7 @@ class Groups:
                 usage=usage,
                 spending=spender,
                 room=room,
+                spans=self._system.spans,
             )
             return (settings, seams, self._alarm, self._ledger, agent_view, self._mode, choice)
 
@@ -367,6 +368,7 @@ class Groups:
             usage,
             spender,
             self._store,
+            self._system.spans,
         )
         choice.tell(auxiliary.use)
         keeper = None
@@ -417,9 +419,9 @@ class Groups:
         name, strategy, gate = settings.name, settings.context, group.refs["gate"]
         assert strategy is not None
         account, usage = choice.account, choice.usage
-        spender = self._spending.of(name)
+        spender, spans = self._spending.of(name), self._system.spans
         auxiliary = Auxiliary(
-            settings, gate, self._ledger, self._clock, account, usage, spender, self._store
+            settings, gate, self._ledger, self._clock, account, usage, spender, self._store, spans
         )
         choice.tell(auxiliary.use)
         seams = ContextSeams(

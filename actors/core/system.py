@@ -46,6 +46,7 @@ from .registry import Names
 from .reminders import MemoryReminders
 from .shutdown import PHASES, ShutdownReport, shut_down
 from .snapshots import ActorStatistics, SystemStatistics, of_system
+from .spans import NO_SPANS, Spans
 from .specs import Directives, SupervisorSpec, check_directives
 from .supervisor import Supervisor
 from .timeouts import bounded
@@ -82,8 +83,8 @@ class ActorSystem:
         directives: What the root does about errors that supervisors under it escalate with:
             restarts the supervisor where none matches.
         faults: What a test makes go wrong (`abeyance.actors.testing.Faults`).
-        trace: Whether messages carry the OpenTelemetry context they are sent in to their handlers.
-            Needs the `otel` extra.
+        trace: Whether messages carry the OpenTelemetry context they are sent in to their handlers,
+            and a runtime on it makes spans. Needs the `otel` extra.
     Raises:
         ValueError: `ask_timeout_s` is below 0, or no number.
         ModuleNotFoundError: `trace=True` and OpenTelemetry's API is not installed.
@@ -127,11 +128,13 @@ class ActorSystem:
         self.faults = faults
         # What is not asked for is not looked for at each message: another class sends them.
         self.tracing: Any = None
+        self.spans: Spans = NO_SPANS
         self.ref_class: type[TrioActorRef[Any]] = TrioActorRef
         if trace:
             from . import tracing  # The door to a library that few hosts have.
 
             self.tracing, self.ref_class = tracing, tracing.TracedRef
+            self.spans = tracing.MadeSpans()
         self.open_calls = 0  # Of host threads, by HostedSystem.run. On the loop thread.
         self.stop_all_on_base_exception = False
         self.stopwatch: Callable[[], float] = time.perf_counter  # Of batches.

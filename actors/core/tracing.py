@@ -1,8 +1,9 @@
-"""The door to OpenTelemetry's API: carries the sender's context to the handler of a message.
+"""The door to OpenTelemetry's API: carries the sender's context to the handler of a message, and
+makes the spans that the runtime asks for.
 
 Imported by a system that is made with `trace=True`, and by nothing else; it needs the `otel` extra.
-No span is made here. What is current where a message is sent is current where it is handled, so
-that spans of a handler belong to its sender's trace.
+What is current where a message is sent is current where it is handled, so that spans of a handler
+belong to its sender's trace. The kernel itself makes no span.
 
 Invariants:
     I1  A message that is sent in no context travels as it is: nothing is wrapped, nothing is paid.
@@ -17,14 +18,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from types import CoroutineType
-from typing import Any
+from typing import Any, Final, Self
 
 from opentelemetry import context as otel
+from opentelemetry import trace
 from opentelemetry.context import Context
+from opentelemetry.trace import SpanKind, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from .carried import Traced
 from .proxies import proxied
 from .ref import TrioActorRef
+from .spans import Attributes, Span
+from .spans import SpanKind as Kind
+
+_KINDS: Final = {"internal": SpanKind.INTERNAL, "client": SpanKind.CLIENT}
+_PLACES: Final = TraceContextTextMapPropagator()
 
 
 def carried(message: Any) -> Any:
@@ -94,3 +103,67 @@ class TracedRef(TrioActorRef[Any]):
 
     def ask(self, message: Any, **options: Any) -> Any:
         return super().ask(carried(message), **options)
+
+
+class MadeSpan:
+    """A span of OpenTelemetry's. See `spans.Span`."""
+
+    __slots__ = ("_leave", "_span")
+
+    def __init__(self, span: trace.Span) -> None:
+        self._span = span
+        self._leave: Callable[[], None] | None = None
+
+    @property
+    def place(self) -> str | None:
+        carrier: dict[str, str] = {}
+        _PLACES.inject(carrier, trace.set_span_in_context(self._span, Context()))
+        return carrier.get("traceparent")
+
+    def say(self, attributes: Attributes) -> None:
+        self._span.set_attributes(_said(attributes))
+
+    def fail(self, code: str) -> None:
+        self._span.set_attribute("error.type", code)
+        self._span.set_status(Status(StatusCode.ERROR, code))
+
+    def __enter__(self) -> Self:
+        self._leave = entered(trace.set_span_in_context(self._span))
+        return self
+
+    def __exit__(self, class_: type[BaseException] | None, *raised: Any) -> None:
+        # What an exception says may quote a reply or a key: its class is all that is told.
+        if class_ is not None and issubclass(class_, Exception):
+            self.fail(class_.__qualname__)
+        assert self._leave is not None
+        self._leave()
+        self._span.end()
+
+
+class MadeSpans:
+    """Makes spans by the tracer of whichever provider the host has set. See `spans.Spans`."""
+
+    def __init__(self) -> None:
+        self._tracer = trace.get_tracer("abeyance")
+
+    def __call__(
+        self,
+        name: str,
+        attributes: Attributes,
+        *,
+        kind: Kind = "internal",
+        root: bool = False,
+    ) -> MadeSpan:
+        span = self._tracer.start_span(
+            name, Context() if root else None, _KINDS[kind], _said(attributes)
+        )
+        return MadeSpan(span)
+
+    def link(self, span: Span, place: str | None) -> None:
+        found = trace.get_current_span(_PLACES.extract({"traceparent": place or ""}, Context()))
+        if found.get_span_context().is_valid and isinstance(span, MadeSpan):
+            span._span.add_link(found.get_span_context())
+
+
+def _said(attributes: Attributes) -> dict[str, str | int | float | bool]:
+    return {name: value for name, value in attributes.items() if value is not None}

@@ -20,6 +20,7 @@ import trio
 
 from abeyance.actors.core.clock import Clock
 from abeyance.actors.core.errors import ActorDeadError
+from abeyance.actors.core.spans import NO_SPANS, Spans
 from abeyance.actors.providers.context_limit import check_length
 from abeyance.actors.providers.port import ModelReply, ModelRequest, Permit, name_of, permitted
 from abeyance.storage.store import Store
@@ -37,6 +38,7 @@ from .protocol import Admit, Settle
 from .spending import Spender
 from .statements import statement_of
 from .streaming import unshown
+from .turn_spans import call_span, replied
 from .usage_book import AccountUsage
 from .verdict import Streak, Verdict, judge, used_nothing
 from .wait_book import Deferral
@@ -62,8 +64,10 @@ class Auxiliary:
         usage: AccountUsage | None = None,
         spending: Spender | None = None,
         store: Store | None = None,
+        spans: Spans = NO_SPANS,
     ) -> None:
         self._store = store
+        self._spans = spans
         self._settings = settings
         self._gate = gate
         self._ledger = ledger
@@ -115,9 +119,11 @@ class Auxiliary:
                 request = with_attachments(self._store, provider, request)
             if self._spending is not None:
                 await self._spending.begin(permit, provider)
-            with permitted(permit):
+            span = call_span(self._spans, provider, request.model, "auxiliary")
+            with span, permitted(permit):
                 returned = await bounded_call(provider, request, unshown)
-            reply = reply_of(returned, permit)
+                reply = reply_of(returned, permit)
+                replied(span, reply)
         except BaseException as error:
             _take_usage(usage, permit)
             try:

@@ -35,6 +35,7 @@ from .policy import GiveUp
 from .preflight import in_item
 from .protocol import Admit, BeginPause, Settle
 from .streaming import Showing
+from .turn_spans import call_span, replied
 from .verdict import Streak, Verdict, decide, judge, policy_pause, used_nothing
 from .wait_book import Deferral
 
@@ -129,11 +130,13 @@ class Calls:
         try:
             # A turn that was told to end while it asked makes no call.
             await trio.lowlevel.checkpoint_if_cancelled()
-            with permitted(permit):
+            span = call_span(self._seams.spans, settings.provider, request.model, settings.purpose)
+            with span, permitted(permit):
                 returned = await bounded_call(
                     settings.provider, request, self._showing.begin(number)
                 )
-            reply = reply_of(returned, permit)
+                reply = reply_of(returned, permit)
+                replied(span, reply)
         except BaseException as error:  # noqa: BLE001 - judged, settled, and told on from there.
             self._showing.void()
             self._take_usage(permit)

@@ -148,6 +148,8 @@ class StartTurn(NamedTuple):
     """The system prompt, where it is a text."""
     asks_system: bool = False
     """It is what a function says of the turn, and the turn's task asks it."""
+    trace: str | None = None
+    """Where the span of this life of it is: the turn's row says so to the next one."""
 
 
 class WithdrawStart(NamedTuple):
@@ -188,6 +190,8 @@ class TurnStart(NamedTuple):
     """Where its reply belongs."""
     outgrown: bool = False
     """It was restarted once because its request was too long."""
+    trace: str | None = None
+    """Where the span of its life before this one is."""
 
 
 class SetPrompt(NamedTuple):

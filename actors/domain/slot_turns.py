@@ -84,6 +84,7 @@ def plan_start(book: SlotBook, start: StartTurn, chain: Chain) -> Plan:
     draft, answers = Draft(), tuple(sorted(wakes))
     came = [(entry, wakes[entry].channel) for entry in answers]
     book.move(draft, book.prefix())
+    held = book.open_turn(agent)
     row, opened, unreadable = _open(book, draft, start, answers)
     turn = replace(opened, arrivals=arrived(opened.arrivals, came))
     turn = prompted(book, draft, turn, start)
@@ -100,7 +101,7 @@ def plan_start(book: SlotBook, start: StartTurn, chain: Chain) -> Plan:
     # Of a start and a quiesce that race, in whichever processes, one is first.
     requests.append(guarded(book.request(draft, chain), mode.guard))
     decides = len(requests)
-    granted = _granted(book, agent, turn, unreadable)
+    granted = _granted(book, agent, turn, unreadable, None if held is None else held.trace)
     return Plan([*requests, *book.forget_answered(chain)], decides, granted)
 
 
@@ -121,12 +122,14 @@ def _take_up_live(book: SlotBook, start: StartTurn, chain: Chain) -> Plan:
         provider=start.provider,
         model=start.model,
         injects=start.carries_injections,
+        trace=start.trace,
     )
     draft.put_counted("turns", (agent, book.lease.turn), row, turn)
     book.write_lease(draft, token=book.lease.token + 1)
     if book.lease.gap is None:
         _carry(book, draft, turn.round + 1, turn.context)
-    return Plan([book.request(draft, chain)], 1, _granted(book, agent, turn, unreadable))
+    granted = _granted(book, agent, turn, unreadable, viewed.trace)
+    return Plan([book.request(draft, chain)], 1, granted)
 
 
 def _waits_on(book: SlotBook, agent: str) -> bool:
@@ -151,6 +154,7 @@ def _open(
             model=start.model,
             injects=start.carries_injections,
             answers=held.answers + answers,
+            trace=start.trace,
         )
         return row, running, unreadable
     head = book.heads[agent]
@@ -170,11 +174,14 @@ def _open(
         answers=answers,
         context=fresh_view(book, start),
         started_ms=start.at_ms,
+        trace=start.trace,
     )
     return row, fresh, None
 
 
-def _granted(book: SlotBook, agent: str, turn: Turn, unreadable: int | None) -> TurnStart:
+def _granted(
+    book: SlotBook, agent: str, turn: Turn, unreadable: int | None, before: str | None
+) -> TurnStart:
     lease = book.lease
     assert lease.turn is not None
     cut = lease.cuts[-1] if lease.cuts else None
@@ -197,6 +204,7 @@ def _granted(book: SlotBook, agent: str, turn: Turn, unreadable: int | None) -> 
         prompt=turn.prompt,
         channel=reply_channel(turn),
         outgrown=turn.outgrown,
+        trace=before,
     )
 
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from abeyance.actors.core import Answer, TrioActor
+from abeyance.actors.core.spans import NO_SPAN
 
 from .agent_acts import AgentKept, AgentView
 from .chosen_model import ChosenModel, UseAccount
@@ -25,6 +26,7 @@ from .persistence import PAUSE_MAX_S, may_land_later
 from .protocol import TurnBegan
 from .slot_messages import NothingToDo, StartTurn, TurnStart, WithdrawStart
 from .turn import TurnSeams, TurnSettings, TurnTask
+from .turn_spans import turn_span
 
 START_AGAIN_S: Final = 0.1
 """Until a slot is asked again that knew less of a resume than its agent."""
@@ -81,6 +83,7 @@ class Starting:
         self._pairs = pairs
         self._agent = agent
         self._chosen: Summary | None = None
+        self._span = NO_SPAN
         self.settle()
 
     # -- the model ---------------------------------------------------------------------------
@@ -119,6 +122,8 @@ class Starting:
         settings, context = self.settings, self._seams.context
         self._view.activity = "starting"
         self._chosen = None if context is None else context.choose()
+        # It never ends where there turns out to be nothing to do: nobody sees one that has not.
+        self._span = turn_span(self._seams.spans, settings)
         start = StartTurn(
             agent=settings.name,
             provider=type(settings.provider).__name__,
@@ -129,6 +134,7 @@ class Starting:
             seen=None if self._seams.spending is None else self._seams.spending.turn,
             system=settings.system if isinstance(settings.system, str) else None,
             asks_system=callable(settings.system),
+            trace=self._span.place,
         )
         self._agent.ask_slot(start, self.answered)
 
@@ -163,7 +169,8 @@ class Starting:
                 name, slot, start.unreadable, "a turn was compiled behind it"
             )
         chosen, self._chosen = self._chosen, None
-        turn = TurnTask(start, self.settings, self._seams, self._kept.streak, chosen)
+        streak = self._kept.streak
+        turn = TurnTask(start, self.settings, self._seams, streak, chosen, self._span)
         self._view.turn, self._view.activity = turn, "running"
         self._agent.begins(turn)
 

@@ -28,6 +28,7 @@ from msgspec.structs import replace
 
 from abeyance.actors.core.asks import in_chain, in_role
 from abeyance.actors.core.clock import Clock
+from abeyance.actors.core.spans import NO_SPANS
 from abeyance.actors.core.system import ActorSystem
 from abeyance.actors.providers.port import ToolSchema
 from abeyance.storage.codec import encode
@@ -54,6 +55,7 @@ from .tool_results import (
     result_of,
     told_of,
 )
+from .turn_spans import COMMIT, tool_span
 
 TIME_LIMIT_S: Final = 600.0
 CUT_OFF_S: Final = 5.0
@@ -211,6 +213,7 @@ class ToolRunner:
     ) -> None:
         self._nursery = nursery
         self._system = system
+        self._spans = NO_SPANS if system is None else system.spans
         self._store = store
         self._journal = journal
         self._clock = clock
@@ -331,8 +334,11 @@ class ToolRunner:
         try:
             # A tool's body is the host's code: the table of asks is for the runtime's own actors.
             # Its agent's turn waits for it, so nothing in it may wait for that agent.
-            with in_role(None), in_chain(f"agent:{key[0]}", system=self._system):
+            system, span = self._system, tool_span(self._spans, call)
+            with span, in_role(None), in_chain(f"agent:{key[0]}", system=system):
                 result = await self._settle(key, call, tool, counter, running)
+                if result.is_error:
+                    span.fail("tool_error")
         except Exception as error:  # noqa: BLE001 - the model is told; the record says why.
             result = result_of(call, f"The call could not be recorded: {error}", is_error=True)
         running.result = result
@@ -443,7 +449,10 @@ class ToolRunner:
         )
         # While it cannot be stored the body's result stays here: it is never run again for that.
         recording = self._recordings.get(key[0]) or Recording(self._clock.now_ms)
-        outcome = await recording.until_stored("a tool call", lambda: self._journal.ask(request))
+        with self._spans(COMMIT, {"abeyance.records": "a tool call"}):
+            outcome = await recording.until_stored(
+                "a tool call", lambda: self._journal.ask(request)
+            )
         if isinstance(outcome, Refused):
             if any(refusal.guard.table == "owners" for refusal in outcome.refusals):
                 raise OwnershipLostError(

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import trio
 
 from abeyance.actors.core.clock import Clock
+from abeyance.actors.core.spans import NO_SPAN, NO_SPANS, Span, Spans
 from abeyance.actors.providers.port import (
     ContextTooLongError,
     ModelReply,
@@ -66,6 +67,7 @@ from .streaming import Showing, Stream
 from .system_prompt import System, SystemPromptError, TurnInfo, decide, read_prompt
 from .tool_round import ToolRound
 from .tools import CallKey, Tool, ToolRunner
+from .turn_spans import COMMIT, ROUND
 from .usage_book import AccountUsage
 from .verdict import Streak
 from .views import View, read_view, size_of
@@ -140,6 +142,7 @@ class TurnSeams:
     spending: Spender | None = None
     room: AgentRoom = field(default_factory=AgentRoom)
     """How many turns may go on at once, of the agent and what stands for it."""
+    spans: Spans = NO_SPANS
 
 
 class TurnEnded(NamedTuple):
@@ -174,8 +177,10 @@ class TurnTask:
         seams: TurnSeams,
         streak: Streak,
         chosen: Summary | None = None,
+        span: Span = NO_SPAN,
     ) -> None:
         self.start = start
+        self._span = span
         self.round = start.round
         self.model = settings.model
         self._showing = Showing(seams.stream, start.turn, start.token, again=start.attempts > 1)
@@ -188,6 +193,13 @@ class TurnTask:
         self._system: str | None = None
         self._tool_round: ToolRound | None = None
         self._voices = Voices.of(settings.name, settings.resident)
+
+    def traced(self) -> Span:
+        """The span of this life, to be entered; it goes on with the life before."""
+        start, span = self.start, self._span
+        self._seams.spans.link(span, start.trace)
+        span.say({"abeyance.turn": start.turn, "abeyance.attempts": start.attempts})
+        return span
 
     async def run(self) -> TurnOutcome:
         """Run to the turn's end, or to a hold. Cancelled: the turn's row stands as it is."""
@@ -221,25 +233,28 @@ class TurnTask:
 
     async def _rounds(self) -> TurnOutcome:
         while self.round < self._settings.rounds_max:
-            reply = await self.calls.reply(self._request(), self.round + 1)
-            if isinstance(reply, Deferral):
-                return await self._hold(reply)
-            if isinstance(reply, Failed) and self._may_shrink(reply):
-                crashpoint("turn.after_too_long")
-                agent, model = self.start.agent, self._settings.model
-                return await self._hold(Deferral(agent, model, None, reply.text, "context"))
-            if isinstance(reply, Failed):
-                return await self._fail(reply.text, reply.failure)
-            crashpoint("turn.after_reply")
-            calls = [block for block in reply.blocks if isinstance(block, ToolUseBlock)]
-            await self._record(reply, final=not calls)
-            crashpoint("turn.after_round")
-            if not calls:
-                return TurnEnded("done")
-            held = await self._close_gap(calls)
-            if held is not None:
-                return held
+            with self._seams.spans(ROUND, {"abeyance.round": self.round + 1}):
+                outcome = await self._next_round()
+            if outcome is not None:
+                return outcome
         raise _Unfit(f"this turn failed: it had {self.round} rounds, its bound")
+
+    async def _next_round(self) -> TurnOutcome | None:
+        """One request, its reply and what that asks for. What the turn came to, where it did."""
+        reply = await self.calls.reply(self._request(), self.round + 1)
+        if isinstance(reply, Deferral):
+            return await self._hold(reply)
+        if isinstance(reply, Failed) and self._may_shrink(reply):
+            crashpoint("turn.after_too_long")
+            agent, model = self.start.agent, self._settings.model
+            return await self._hold(Deferral(agent, model, None, reply.text, "context"))
+        if isinstance(reply, Failed):
+            return await self._fail(reply.text, reply.failure)
+        crashpoint("turn.after_reply")
+        calls = [block for block in reply.blocks if isinstance(block, ToolUseBlock)]
+        await self._record(reply, final=not calls)
+        crashpoint("turn.after_round")
+        return TurnEnded("done") if not calls else await self._close_gap(calls)
 
     def _may_shrink(self, failed: Failed) -> bool:
         """Whether the turn is put down until its agent's strategy has had its say, then compiled
@@ -468,7 +483,9 @@ class TurnTask:
         if spent:
             fields["spent"] = spent
         message = kind(agent=start.agent, turn=start.turn, token=start.token, **fields)
-        answer = await self._seams.recording.until_stored(_RECORDS[kind], lambda: slot.ask(message))
+        what, recording = _RECORDS[kind], self._seams.recording
+        with self._seams.spans(COMMIT, {"abeyance.records": what}):
+            answer = await recording.until_stored(what, lambda: slot.ask(message))
         if spending is not None and spent:
             spending.stored(spent)
             if spending.owed():

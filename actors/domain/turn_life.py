@@ -23,6 +23,7 @@ from .agent_limits import AgentRoom
 from .cancelling import Cancelling
 from .rewinding import REWOUND_MARKER, Rewinding
 from .turn import TurnEnded, TurnHeld, TurnTask
+from .turn_spans import ended
 
 QUIESCED_MARKER: Final = "this turn was ended by a quiesce; its wakes go on when the host resumes"
 STOPPED_MARKER: Final = "this turn was ended by a stop; its wakes go on at the next start"
@@ -78,8 +79,10 @@ class TurnLife:
         )
         state = "interrupted"
         try:
-            outcome = await self._live(turn)
-            state = "held" if isinstance(outcome, TurnHeld) else outcome.state
+            with turn.traced() as span:
+                outcome = await self._live(turn)
+                state = "held" if isinstance(outcome, TurnHeld) else outcome.state
+                ended(span, state)
             return outcome
         finally:
             self._actor.emit(

@@ -246,6 +246,8 @@ class Turn(Record, frozen=True, kw_only=True):
     error: Annotated[str, Meta(max_length=2_000)] | None = None
     failure: Name | None = None
     """The code of the error that a provider's call failed with: `provider_stalled`, say."""
+    trace: Annotated[str, Meta(max_length=64)] | None = None
+    """Where the span of its latest life is, as a W3C traceparent; None where nobody traced it."""
 
 
 class ToolCall(Record, frozen=True, kw_only=True):

@@ -129,6 +129,13 @@ def test_log_records_become_json_lines_with_the_ids_they_are_about(tmp_path: Pat
     assert "run" not in line
 
 
+def test_a_held_turn_is_two_traces_with_a_link_between_them(tmp_path: Path) -> None:
+    said = play("traces.py", str(tmp_path / "state"))
+    assert said[0] == "invoke_agent ana"
+    assert "invoke_agent ana (goes on with the one before)" in said
+    assert "      ask the station" in said
+
+
 @pytest.mark.slow
 def test_a_reply_that_was_cut_off_is_taken_back_and_said_again(tmp_path: Path) -> None:
     said = play("streaming.py", str(tmp_path / "state"))
