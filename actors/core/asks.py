@@ -210,11 +210,14 @@ _MADE: Final = frozenset({Named, Owed, Lent})
 
 
 def standing(chained: tuple[Link, ...]) -> tuple[Link, ...]:
-    """Return who still waits: nobody does for a reply that was given."""
+    """Return who still waits: nobody does for a reply that was given, or given up."""
     for place in range(len(chained) - 1, -1, -1):
-        link = chained[place]
-        if link.__class__ is Owed and link.target.settled:
-            return chained[place + 1 :]
+        link: Any = chained[place]
+        if link.__class__ is Owed:
+            if link.target.over:
+                return chained[place + 1 :]
+        elif place and link.__class__ is not Named and getattr(link.handling, "over", False):
+            return chained[place:]  # It goes on itself, for nobody.
     return chained
 
 

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from .asks import Link
     from .cell import Cell
     from .mailbox import Mailbox
+    from .waits import Wait
 
 Timeout = pykka.Timeout
 """What `get` raises when there was no outcome in time."""
@@ -89,6 +90,7 @@ class Target:
     _chain: tuple[Link, ...]  # Who waits for this reply.
     _deadline: float  # By `Wheel.now`. NO_DEADLINE where the asker's thread keeps it, too.
 
+    _given_up: bool = False  # Whether a handler waited for it, and does no more.
     _timeout_s: float | None = None  # None: the system's.
     _slot: set[Any] | None = None  # The wheel's slot that holds this target.
     _cancels: bool = False  # Whether the handler ends with the deadline.
@@ -106,6 +108,11 @@ class Target:
     def settled(self) -> bool:
         """Whether there is an outcome."""
         return self._outcome is not PENDING
+
+    @property
+    def over(self) -> bool:
+        """Whether no handler waits for it any more. One that has not begun to wait is about to."""
+        return self._outcome is not PENDING or self._given_up
 
     @property
     def error(self) -> BaseException | None:
@@ -355,7 +362,7 @@ class TrioFuture(Target, pykka.Future[T]):
                 "get() would block a thread that runs trio; nothing was waited for; await it"
             )
         asked = self._asked
-        wait = None if asked is None else begin(asked[0], self, asked[1])
+        wait = None if asked is None else self._enter(asked)
         try:
             lock = allocate_lock()
             lock.acquire()
@@ -369,8 +376,19 @@ class TrioFuture(Target, pykka.Future[T]):
                     self.__dict__["_callbacks"].remove(lock.release)
                 raise
         finally:
-            if wait is not None:
-                wait.end()
+            self._leave(wait)
+
+    def _enter(self, asked: tuple[Cell, Any]) -> Wait | None:
+        """Begin to wait inside a handler, or raise AskCycleError."""
+        wait = begin(asked[0], self, asked[1])
+        self._given_up = False
+        return wait
+
+    def _leave(self, wait: Wait | None) -> None:
+        if wait is not None:
+            wait.end()
+            if self._outcome is PENDING:
+                self._given_up = True
 
     def __await__(self) -> Generator[Any, Any, T]:
         if self._get_hook is not None:
@@ -383,7 +401,7 @@ class TrioFuture(Target, pykka.Future[T]):
             return (yield from self._await_elsewhere())
         if self._outcome is PENDING:
             asked = self._asked
-            wait = None if asked is None else begin(asked[0], self, asked[1])
+            wait = None if asked is None else self._enter(asked)
             try:
                 waiter = _TaskWaiter(task)
                 alone: list[Callable[[], object]] = [waiter]
@@ -396,8 +414,7 @@ class TrioFuture(Target, pykka.Future[T]):
                 else:
                     yield from wait_task_rescheduled(waiter.abort).__await__()  # noqa: ASYNC105
             finally:
-                if wait is not None:
-                    wait.end()
+                self._leave(wait)
         else:
             yield from checkpoint().__await__()  # noqa: ASYNC105
         # As `open_outcome`, without the call.

@@ -639,3 +639,82 @@ async def test_ring_from_two_sides_through_an_owed_answer_is_ended_by_its_deadli
             assert await waiting is AskTimeoutError
             assert await owed is AskTimeoutError
         assert 2.9 <= trio.current_time() - began <= 3.1
+
+
+@pytest.mark.parametrize("how", ["expired", "gave up", "was killed", "blocked a thread"])
+@pytest.mark.parametrize("closes", ["asks it", "asks it in a thread", "stops it", "asks through"])
+async def test_actor_that_has_gone_on_is_in_no_ring(how, closes, autojump_clock):
+    """Its ask is handled all the same, and what runs for it may ask it."""
+    async with ActorSystem() as system:
+        spec = ChildSpec("one", Does)
+        one = (await system.start_supervisor(SupervisorSpec("g", (spec,)))).refs["one"]
+        two, three = system.start(Does), system.start(Does)
+        gate, done, gone_on = trio.Event(), trio.Event(), trio.Event()
+        got: list[Any] = []
+
+        async def late(_: Any) -> None:
+            await gate.wait()
+            try:
+                match closes:
+                    case "asks it":
+                        got.append(await one.ask("x"))
+                    case "asks it in a thread":
+                        got.append(await trio.to_thread.run_sync(one.ask, "x"))
+                    case "asks through":
+                        got.append(await three.ask(lambda _: one.ask("x")))
+                    case _:
+                        assert await one.stop() is True
+                        got.append("x")
+            finally:
+                done.set()
+
+        async def asks(me: Any) -> None:
+            try:
+                await waits(me)
+            finally:
+                gone_on.set()
+
+        async def waits(_: Any) -> None:
+            match how:
+                case "expired":
+                    with pytest.raises(AskTimeoutError):
+                        await two.ask(late, timeout=1)
+                case "gave up":
+                    with trio.move_on_after(1):
+                        await two.ask(late)
+                case "was killed":
+                    await two.ask(late)
+                case _:
+                    with pytest.raises(AskTimeoutError):
+                        await trio.to_thread.run_sync(lambda: two.ask(late, timeout=0.01))
+
+        one.tell(asks)
+        await wait_all_tasks_blocked()
+        if how == "was killed":
+            one.kill()
+        await gone_on.wait()
+        await wait_all_tasks_blocked()
+        gate.set()
+        await done.wait()  # Without a time: the clock would jump past it while a thread asks.
+        assert got == ["x"]
+
+
+async def test_ask_that_is_waited_for_again_is_in_the_ring_again(autojump_clock):
+    async with ActorSystem() as system:
+        one, two = system.start(Does, name="one"), system.start(Does, name="two")
+        gate = trio.Event()
+
+        async def late(_: Any) -> Any:
+            await gate.wait()
+            return await one.ask("x")
+
+        async def asks(_: Any) -> Any:
+            future = two.ask(late)
+            with trio.move_on_after(1):
+                await future
+            gate.set()
+            return await future
+
+        with trio.fail_after(1_000), pytest.raises(AskCycleError) as caught:
+            await one.ask(asks)
+        assert caught.value.ring == ("one", "two", "one")
