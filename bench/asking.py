@@ -1,4 +1,4 @@
-"""Asks: from a trio task beside two channels, and a thousand in flight from a host thread."""
+"""Asks: from a trio task beside two channels; from a host thread, one by one and many in flight."""
 
 from __future__ import annotations
 
@@ -53,9 +53,20 @@ def _pipelined(ref: Any) -> Piece:
     return piece
 
 
+def _blocking(ref: Any) -> Piece:
+    def piece(count: int) -> float:
+        start = time.perf_counter()
+        for number in range(count):
+            ref.ask(number)
+        return time.perf_counter() - start
+
+    return piece
+
+
 def ask_from_host(scale: Scale) -> list[Result]:
     with HostedSystem(), pykka_counter() as peer:
         ref = HostCounter.start()
+        alone = in_turns_sync(scale, _blocking(ref), _blocking(peer))
         rates = in_turns_sync(scale, _pipelined(ref), _pipelined(peer))
     # Pykka's asks carry no deadline; ours do unless the system gives them none.
     with HostedSystem(ask_timeout_s=None), pykka_counter() as peer:
@@ -63,11 +74,17 @@ def ask_from_host(scale: Scale) -> list[Result]:
         endless = in_turns_sync(scale, _pipelined(ref), _pipelined(peer))
     return [
         ratio_of(
+            "ask-host-1",
+            "a blocking ask from a host thread, with a deadline",
+            "pykka.ThreadingActor, the same without a deadline",
+            alone,
+        ),
+        ratio_of(
             "ask-host-1000",
             f"asks from a host thread, {_IN_FLIGHT} in flight, each with a deadline",
             "pykka.ThreadingActor, the same without deadlines",
             rates,
             Bound(floor=4.4, goal=5),
             beside={"x_without_deadline": ratio_of("", "", "", endless).figure.median},
-        )
+        ),
     ]

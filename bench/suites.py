@@ -30,7 +30,7 @@ SUITES = (
     Suite("tell-trio", ("tell-trio-1", "tell-trio-16", "tell-trio-1000"), tell_from_trio),
     Suite("tell-host", ("tell-host",), tell_from_host),
     Suite("ask-trio", ("ask-trio",), ask_from_trio),
-    Suite("ask-host", ("ask-host-1000",), ask_from_host),
+    Suite("ask-host", ("ask-host-1", "ask-host-1000"), ask_from_host),
     Suite("spawn", ("spawn", "memory"), spawn),
     Suite("lives", ("lives",), lives, 900.0),
     Suite("crash", ("crash",), crash_to_reply),
