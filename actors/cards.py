@@ -70,6 +70,7 @@ def wait_card(
     """
     if isinstance(of, HoldBegan):
         title = _HOLDS.get(of.cause, "Waiting for {model} capacity").format(model=of.model)
+        title = f"{title} ({of.window})" if of.window else title
         return WaitCard(
             agent=of.agent,
             run=None,

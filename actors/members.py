@@ -185,7 +185,9 @@ class Member:
             attempts=0 if open_turn is None else open_turn.attempts,
             held=None
             if held is None
-            else HeldStatus(held.model, held.cause, held.deadline_ms, held.reason),
+            else HeldStatus(
+                held.model, held.cause, held.deadline_ms, held.reason, held.window, held.of_quota
+            ),
             inbox=waiting,
             wakes=0 if book is None else book.wakes_retained(name),
             admission=Admission(

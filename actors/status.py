@@ -19,6 +19,10 @@ class HeldStatus:
     cause: HoldCause
     deadline_ms: int | None
     reason: str
+    window: str | None = None
+    """The account's usage window that is used up, where its provider named it."""
+    of_quota: bool = False
+    """Whether a quota is used up: no limit of so many calls a minute, and no pause."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,7 +244,10 @@ class Agent(TrioActor):
         held = None if turn is None or turn.state != "held" else turn.held
         if held is not None:
             cause, why = held.cause, "held before this start"
-            self._holding.begin(Deferral(held.agent, held.model, None, why, cause))
+            of_quota = cause == "quota"
+            self._holding.begin(
+                Deferral(held.agent, held.model, None, why, cause, held.window, of_quota)
+            )
             self._holding.look_again()
             if turn is not None and turn.cancelled_by is not None:
                 # It was marked as it came to its hold, and whoever was to end it died.

@@ -151,6 +151,8 @@ class RaiseAlert(NamedTuple):
     reason: str
     deadline_ms: int | None
     episode: str
+    window: str | None = None
+    """The account's usage window that is used up, where its provider named it."""
 
 
 class LookAtAgent(NamedTuple):
@@ -168,13 +170,15 @@ def is_long(wait: Wait) -> bool:
 def of_wait(key: tuple[str, str], wait: Wait) -> RaiseAlert:
     """The alert of a wait that is long."""
     episode = wait.hold or wait.act
-    return RaiseAlert("provider_wait", *key, "wait", wait.reason, wait.deadline_ms, episode)
+    ends_ms, window = wait.deadline_ms, wait.window
+    return RaiseAlert("provider_wait", *key, "wait", wait.reason, ends_ms, episode, window)
 
 
-def of_quota(agent: str, model: str, turn: int, reason: str, at_ms: int) -> RaiseAlert:
-    """The alert of a quota that states no end."""
+def of_quota(key: tuple[str, str, int], reason: str, at_ms: int, window: str | None) -> RaiseAlert:
+    """The alert of a quota that states no end and holds a turn (agent, model, turn)."""
+    agent, model, turn = key
     episode = f"{quota_prefix(agent, turn)}{at_ms}"
-    return RaiseAlert("provider_wait", agent, model, "quota", reason, None, episode)
+    return RaiseAlert("provider_wait", agent, model, "quota", reason, None, episode, window)
 
 
 def quota_prefix(agent: str, turn: int) -> str:
@@ -264,8 +268,10 @@ def alert_text(raised: RaiseAlert, directory: str) -> str:
         cause = "an exhausted quota of" if raised.cause == "quota" else "a stated wait of"
         whom = f"Every agent of {agent}" if agent.startswith(ACCOUNT) else f"Agent {agent}"
         what = "every model" if model == EVERY else f"model {model}"
+        window = clean_text(raised.window or "", 128)
+        used_up = f"The window that is used up: {window}. " if window else ""
         text = (
-            f"{whom} is held by {cause} {what} {end}. Reason: {reason}. The wait is "
+            f"{whom} is held by {cause} {what} {end}. Reason: {reason}. {used_up}The wait is "
             f"honoured in full. {_release(raised, where)}"
         )
     return clean_text(text, ALERT_CHARS_MAX)
@@ -316,9 +322,9 @@ class AlertDesk:
         agent = FRAMEWORK if agent == EVERY else agent
         self.tell(RaiseAlert("provider_wait", agent, model, "unreadable", reason, None, episode))
 
-    def quota(self, agent: str, model: str, turn: int, reason: str, at_ms: int) -> None:
-        """A quota without an end holds a turn."""
-        self.tell(of_quota(agent, model, turn, reason, at_ms))
+    def quota(self, key: tuple[str, str, int], reason: str, at_ms: int, window: str | None) -> None:
+        """A quota without an end holds a turn (agent, model, turn)."""
+        self.tell(of_quota(key, reason, at_ms, window))
 
     def approval(self, key: tuple[str, int, int], tools: str, deadline_ms: int | None) -> None:
         """Calls of one round of an agent wait for a person."""

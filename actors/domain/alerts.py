@@ -381,7 +381,8 @@ class Alerts(TrioActor):
                 known = "" if noted is None else noted.record.episode
                 if not known.startswith(quota_prefix(agent, number)):
                     why = "it was held when the process before this one ended"
-                    found.append(of_quota(agent, held.model, number, why, now_ms))
+                    key = (agent, str(held.model), int(number))
+                    found.append(of_quota(key, why, now_ms, held.window))
             if turn is not None and held is not None and held.cause == "approval":
                 waits = standing(self._store, agent, now_ms)
                 if waits.tools:

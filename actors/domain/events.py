@@ -102,6 +102,9 @@ class HoldBegan(AgentEvent):
         deadline_ms: When it ends. None where only a release ends it, or for one that stood already:
             the wait that it names has it.
         reason: What was stated.
+        window: The account's usage window that is used up, where its provider named it.
+        of_quota: Whether a quota is used up. Of a wait that stood already, the wait that it names
+            says both.
     """
 
     kind: ClassVar[str] = "hold_began"
@@ -110,6 +113,8 @@ class HoldBegan(AgentEvent):
     cause: str
     deadline_ms: int | None
     reason: str
+    window: str | None = None
+    of_quota: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,9 +117,9 @@ class Gate(TrioActor):
                 self._account.book.look(self._account.name)
 
     def _stored_quota(self) -> HoldByQuota | None:
-        model = self._book.quota_hold(self._agent)
+        hold = self._book.quota_hold(self._agent)
         why = "an exhausted quota, of which nobody said when it ends, holds the agent's turn"
-        return None if model is None else HoldByQuota(model, why)
+        return None if hold is None else HoldByQuota(hold.model, why, hold.window)
 
     def on_receive(self, message: Any) -> Any:
         match message:
@@ -202,7 +202,8 @@ class Gate(TrioActor):
             self.kept.pauses.begin(pause)
         if settlement.quota is not None:
             # Ahead of whoever is parked behind this call: the turn's hold is a row only later.
-            self.kept.quota = HoldByQuota(settlement.permit.model, settlement.quota)
+            model, window = settlement.permit.model, settlement.window
+            self.kept.quota = HoldByQuota(model, settlement.quota, window)
         statement = statement_of(self._agent, settlement, self._account)
         if statement is None:
             self._settle_account(settlement)
@@ -249,7 +250,8 @@ class Gate(TrioActor):
         # What has no end outlasts what has one, and is what a release must name.
         if held is not None and held.deadline_ms is None:
             return held
-        return Deferral(self._agent, model or EVERY, None, quota.reason, "quota")
+        held_as, why = model or EVERY, quota.reason
+        return Deferral(self._agent, held_as, None, why, "quota", quota.window, True)
 
     def _admit(self, message: Admit, deferral: Deferral | None, reply: Reply) -> None:
         """Give a permit, or say why not. Whoever gave up asking takes none."""

@@ -78,10 +78,11 @@ class Holding:
         """Put the turn down. What it is held by is looked at next."""
         self._view.activity, self._view.held = "held", deferral
         if deferral.cause == "quota":
-            self._seams.gate.tell(HoldByQuota(deferral.model, deferral.reason))
+            self._seams.gate.tell(HoldByQuota(deferral.model, deferral.reason, deferral.window))
         if deferral.cause == "quota" and turn is not None and self._seams.alerts is not None:
             name, at_ms = self._name, self._seams.clock.now_ms()
-            self._seams.alerts.quota(name, deferral.model, turn, deferral.reason, at_ms)
+            key = (name, deferral.model, turn)
+            self._seams.alerts.quota(key, deferral.reason, at_ms, deferral.window)
         self._actor.emit(
             events.HoldBegan,
             agent=self._name,
@@ -90,6 +91,8 @@ class Holding:
             cause=deferral.cause,
             deadline_ms=deferral.deadline_ms,
             reason=deferral.reason,
+            window=deferral.window,
+            of_quota=deferral.of_quota,
         )
 
     def end(self) -> None:

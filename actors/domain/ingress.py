@@ -323,6 +323,11 @@ def clean_text(text: str, chars_max: int) -> str:
     return cleaned if len(cleaned) <= chars_max else cleaned[: chars_max - 1] + "…"
 
 
+def kept_name(text: str | None) -> str | None:
+    """What somebody else called something, as a row holds a name; None where that is nothing."""
+    return clean_text(text, NAME_BYTES_MAX) or None if text else None
+
+
 def escaped_text(text: str, form: str = "\\u{:04x}") -> str:
     """The text with every character that is not seen, or that turns what is around it, spelt out.
 

@@ -183,6 +183,7 @@ class HoldByQuota(NamedTuple):
 
     model: str | None
     reason: str = ""
+    window: str | None = None
 
 
 class CloseAdmission(NamedTuple):

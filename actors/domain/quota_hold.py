@@ -18,6 +18,7 @@ from abeyance.storage.tables.slots import Turn
 class QuotaHold(NamedTuple):
     model: str
     fingerprint: str
+    window: str | None = None
 
 
 def fingerprint_of(number: int, turn: Turn) -> str:
@@ -40,4 +41,5 @@ def read_quota_hold(store: Store, agent: str) -> QuotaHold | None:
     turn: Turn | None = None if row is None else row.record
     if turn is None or turn.state != "held" or turn.held is None or turn.held.cause != "quota":
         return None
-    return QuotaHold(turn.held.model, fingerprint_of(head.record.open_turn, turn))
+    fingerprint = fingerprint_of(head.record.open_turn, turn)
+    return QuotaHold(turn.held.model, fingerprint, turn.held.window)

@@ -28,11 +28,11 @@ from abeyance.actors.providers.port import HeldError, ProviderError
 from abeyance.actors.providers.stated import StatedWait, WaitEnds
 from abeyance.storage.crashpoints import crashpoint, declare
 from abeyance.storage.store import Guard, Put
-from abeyance.storage.tables.fields import INSTANT_MS_MAX, NAME_BYTES_MAX
+from abeyance.storage.tables.fields import INSTANT_MS_MAX
 from abeyance.storage.tables.runs import Run, Suspension
 
 from .foreign import told
-from .ingress import clean_text
+from .ingress import kept_name
 from .run_life import Life
 from .run_rows import bounded, resume_after, suspended
 from .run_turns import Holds
@@ -110,9 +110,9 @@ def held_by(held: Holds, life: Life, where: Where) -> Suspension:
     deferral = held.deferral
     what = f"turn {held.turn} of agent {deferral.agent!r} is held ({deferral.cause})"
     return Suspension(
-        provider=named(held.provider),
-        model=named(deferral.model),
-        window=named(deferral.window),
+        provider=kept_name(held.provider),
+        model=kept_name(deferral.model),
+        window=kept_name(deferral.window),
         retry_at_ms=deferral.deadline_ms,
         resume_after_ms=deferral.deadline_ms,
         told_by=None if deferral.deadline_ms is None else "wait",
@@ -136,11 +136,6 @@ def _stands(life: Life, where: Where) -> dict[str, Any]:
         "attempt": life.record.walls + 1,
         "since_ms": life.clock.now_ms(),
     }
-
-
-def named(text: str | None) -> str | None:
-    """A name as a row holds it: a host makes the fact, and nothing has looked at it yet."""
-    return clean_text(text, NAME_BYTES_MAX) or None if text else None
 
 
 def wall_of(
@@ -184,9 +179,9 @@ def _wall(
         first = error.next(now_ms)
         at_ms, common = _until(first.retry_at_ms, now_ms, common)
         return Suspension(
-            provider=named(first.provider),
-            model=named(first.model),
-            window=named(first.window),
+            provider=kept_name(first.provider),
+            model=kept_name(first.model),
+            window=kept_name(first.window),
             retry_at_ms=at_ms,
             resume_after_ms=resume_after(at_ms, life.buffer_ms),
             told_by=None if at_ms is None else first.told_by,
@@ -206,9 +201,9 @@ def _held(error: HeldError, life: Life, now_ms: int, common: dict[str, Any]) -> 
     # stay clear of.
     buffer_ms = life.buffer_ms if error.cause == "quota" or error.of_quota else 0
     waits = Suspension(
-        provider=named(error.provider),
-        model=named(error.model),
-        window=named(error.window),
+        provider=kept_name(error.provider),
+        model=kept_name(error.model),
+        window=kept_name(error.window),
         retry_at_ms=at_ms,
         resume_after_ms=resume_after(at_ms, buffer_ms),
         told_by=None if at_ms is None else "wait",
@@ -220,7 +215,7 @@ def _held(error: HeldError, life: Life, now_ms: int, common: dict[str, Any]) -> 
         return waits
     return replace(
         waits,
-        window=named(fact.window),
+        window=kept_name(fact.window),
         retry_at_ms=fact.retry_at_ms,
         resume_after_ms=resume_after(fact.retry_at_ms, buffer_ms),
         told_by=fact.told_by,
@@ -245,9 +240,9 @@ def _refused(
     """What a call that its provider refused says."""
     common = {
         **common,
-        "provider": named(refused.provider),
-        "model": named(refused.model),
-        "code": named(refused.code),
+        "provider": kept_name(refused.provider),
+        "model": kept_name(refused.model),
+        "code": kept_name(refused.code),
     }
     model = refused.model or "model"
     fact = exhaustion_of(refused, provider="provider", model=model, now_ms=now_ms)
@@ -259,7 +254,7 @@ def _refused(
     if fact.retry_at_ms is None:
         _none, common = _until(stated_ms, now_ms, common)
     return Suspension(
-        window=named(fact.window),
+        window=kept_name(fact.window),
         retry_at_ms=fact.retry_at_ms,
         resume_after_ms=resume_after(fact.retry_at_ms, life.buffer_ms),
         told_by=fact.told_by,

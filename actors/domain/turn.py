@@ -42,7 +42,7 @@ from .call import Calls, Failed
 from .context import ContextStrategy, Summary
 from .context_post import ContextPost
 from .episodes import failed_since
-from .ingress import clean_text, new_message_id
+from .ingress import clean_text, kept_name, new_message_id
 from .persistence import Recording
 from .policy import ErrorPolicy, Pacing, ProviderHold
 from .protocol import Purpose
@@ -424,7 +424,9 @@ class TurnTask:
         # A pause or an exhausted quota has no record of its own; everything else is asked of one.
         unrecorded = deferral.cause in ("quota", "cooldown", "host", "approval", "context")
         cause: Any = deferral.cause if unrecorded else "wait"
-        held = Held(agent=deferral.agent, model=deferral.model, cause=cause)
+        # Of anything else the wait that it names has it.
+        window = kept_name(deferral.window) if cause == "quota" else None
+        held = Held(agent=deferral.agent, model=deferral.model, cause=cause, window=window)
         await self._ask(HoldTurn, held=held, failures=self.calls.failures, sent=self.calls.sent)
         crashpoint("turn.after_hold")
         return TurnHeld(deferral)

@@ -27,7 +27,7 @@ from .account_keys import AccountKeys
 from .ingress import ACCOUNT_PREFIX
 from .limits import RECHECK_MS as RECHECK_MS
 from .overrides import EVERY, LAPSED, UNTIL_READ, Overrides
-from .quota_hold import read_quota_hold
+from .quota_hold import QuotaHold, read_quota_hold
 from .unreadable import StandIn, Unreadable
 
 ACCOUNT: Final = ACCOUNT_PREFIX
@@ -291,13 +291,13 @@ class WaitBook:
             record = apply(record, act)
         return record
 
-    def quota_hold(self, agent: str) -> str | None:
-        """The model of the quota that states no end and holds the agent's turn, as it is stored;
-        None where none does, or it was released."""
+    def quota_hold(self, agent: str) -> QuotaHold | None:
+        """The quota that states no end and holds the agent's turn, as it is stored; None where none
+        does, or it was released."""
         hold = read_quota_hold(self._store, agent)
         if hold is None or self.overrides.quota(agent, hold.model) == hold.fingerprint:
             return None
-        return hold.model
+        return hold
 
     def account_models(self, account: str) -> list[str]:
         """What has a row of this credential, `*` for all its models, or one that cannot be read.

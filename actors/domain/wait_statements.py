@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from abeyance.storage.errors import StorageError
-from abeyance.storage.tables.fields import INSTANT_MS_MAX, NAME_BYTES_MAX, REASON_CHARS_MAX
+from abeyance.storage.tables.fields import INSTANT_MS_MAX, REASON_CHARS_MAX
 from abeyance.storage.tables.waits import Wait
 
-from .ingress import clean_text
+from .ingress import clean_text, kept_name
 from .overrides import EVERY
 from .protocol import RecordWait
 from .wait_book import ACCOUNT_TABLE, WaitAct, WaitBook, outlasts
@@ -62,7 +62,7 @@ def acts_of_statement(
         )
         acts.append(WaitAct(key, wait, table))
 
-    named = clean_text(stated.window, NAME_BYTES_MAX) or None if stated.window else None
+    named = kept_name(stated.window)
     if stated.own:
         bind((stated.agent, stated.model), deadline_ms, binding, "waits", named)
     if stated.account is not None:

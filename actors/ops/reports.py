@@ -20,6 +20,9 @@ class HeldReport(msgspec.Struct, frozen=True, kw_only=True):
     cause: str
     deadline_ms: int | None
     reason: str
+    window: str | None = None
+    """The account's usage window that is used up, where its provider named one."""
+    of_quota: bool = False
 
 
 class WaitReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -619,9 +619,11 @@ def _act_id(now_ms: int) -> str:
     return f"{now_ms:x}-{secrets.token_hex(6)}"
 
 
-def _held(turn: Turn, waits: tuple[ProviderWait, ...], *, quota: str | None) -> HeldReport | None:
-    """What the turn names, with the end and the reason of the wait that it names; `quota` is the
-    model of a quota that holds it still."""
+def _held(
+    turn: Turn, waits: tuple[ProviderWait, ...], *, quota: QuotaHold | None
+) -> HeldReport | None:
+    """What the turn names, with the end and the reason of the wait that it names; `quota` is what
+    holds it still where that is a quota."""
     held = turn.held
     if held is None:
         return None
@@ -635,6 +637,8 @@ def _held(turn: Turn, waits: tuple[ProviderWait, ...], *, quota: str | None) -> 
                 cause=held.cause,
                 deadline_ms=wait.deadline_ms,
                 reason=wait.reason,
+                window=wait.window,
+                of_quota=wait.of_quota,
             )
     if held.cause == "approval":
         reason = "a person decides on its calls; list the approvals for which"
@@ -646,4 +650,11 @@ def _held(turn: Turn, waits: tuple[ProviderWait, ...], *, quota: str | None) -> 
         reason = "its pause was over with its process; it goes on at the next start"
     else:
         reason = "its wait is over or released; it goes on at the next start"
-    return HeldReport(model=held.model, cause=held.cause, deadline_ms=None, reason=reason)
+    return HeldReport(
+        model=held.model,
+        cause=held.cause,
+        deadline_ms=None,
+        reason=reason,
+        window=held.window,
+        of_quota=held.cause == "quota",
+    )

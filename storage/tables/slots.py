@@ -171,7 +171,7 @@ class Wake(Record, frozen=True, kw_only=True):
     at_ms: Instant
 
 
-class Held(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Held(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What stops a held turn. The instant is read from the wait it names, never copied.
 
     Of `cooldown` and `host` nothing else is stored: they are over with their process. So it is of
@@ -183,6 +183,9 @@ class Held(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     agent: Name
     model: Name
     cause: Literal["wait", "quota", "cooldown", "host", "approval", "context"]
+    window: Name | None = None
+    """Of `quota`, which has no wait of its own: the account's usage window that is used up, where
+    the provider named it. Left out where it is None, as it was before there was one."""
 
 
 class Head(Record, frozen=True, kw_only=True):

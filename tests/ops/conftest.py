@@ -50,8 +50,9 @@ class FakeRuntime:
         if self.failure is not None:
             raise self.failure
         held = shape(
-            model="m1", cause="wait", deadline_ms=8_640_000_000_000_000, reason="slow down"
-        )
+            model="m1", cause="wait", deadline_ms=8_640_000_000_000_000, reason="slow down",
+            window=None, of_quota=False,
+        )  # fmt: skip
         limits = shape(
             inbox_messages_max=10_000, inbox_bytes=40, inbox_bytes_max=64_000_000,
             message_bytes_max=8_000_000, turns=0, turns_waiting=0, turns_max=None,

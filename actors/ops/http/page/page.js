@@ -229,6 +229,7 @@ function fillWait(element, wait) {
   const holding = last?.status.agents.find((agent) => agent.name === wait.agent)?.held?.model === wait.model;
   const marks = [holding ? "holds a turn" : "", wait.pending ? "not stored yet" : ""];
   put(element, "mark", marks.filter(Boolean).join(" · "), "span");
+  put(element, "soft", wait.window ? `window used up: ${wait.window}` : "");
   put(element, "text", wait.cause ? `${wait.cause}: ${wait.reason}` : wait.reason);
   buttons(element, wait.cause === "context" ? [ACTS.cancelTurn(wait)] : [ACTS.release(wait)]);
 }
