@@ -234,9 +234,10 @@ class EphemeralRun:
             )
         stated_ms = max(0, deadline_ms - clock.now_ms())
         if stated_ms > EPHEMERAL_SLEEP_MAX_MS:
+            # In whole seconds, as it was stated: some milliseconds of it have passed.
             raise RunExhaustedError(
                 f"ephemeral run {self.name!r}: model {deferral.model!r} is held for another "
-                f"{stated_ms / 1_000:g} s ({deferral.reason}), past the "
+                f"{-(-stated_ms // 1_000)} s ({deferral.reason}), past the "
                 f"{EPHEMERAL_SLEEP_MAX_MS / 1_000:g} s that a run sleeps; it is over and made no "
                 "further call; run it again at its `deadline_ms`",
                 agent=self.name,

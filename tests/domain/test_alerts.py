@@ -132,6 +132,7 @@ async def test_alert_of_an_endless_hold_says_that_it_does_not_end_by_itself(
         (alert,) = await settled(world)
     assert alert.deadline_ms is None
     assert "model m1 until released: this does not end by itself" in alert.text
+    assert "(release-provider-wait): abeyance release --model=m1 " in alert.text
 
 
 def test_command_of_an_alert_is_one_that_a_shell_runs() -> None:

@@ -406,8 +406,9 @@ async def test_an_unreadable_wait_holds_exactly_its_agent_and_heals_at_the_next_
 async def test_an_unreadable_wait_that_reads_again_as_a_finite_one_holds_to_its_instant(
     world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    ends_ms = world.clock.now_ms() + 300_000
     async with world.open():
-        await state_wait(world, world.clock.now_ms() + 300_000)
+        await state_wait(world, ends_ms)
     damaged = Unreadable(monkeypatch, "ana")
     async with world.open():
         ana = await world.add([reply("healed")])
@@ -418,7 +419,11 @@ async def test_an_unreadable_wait_that_reads_again_as_a_finite_one_holds_to_its_
         await trio.sleep(31)
         await ana.wait_idle()
         assert (world.state().held.cause, world.state().state) == ("wait", "held")
-        await trio.sleep(300)
+        assert world.state().held.deadline_ms == ends_ms
+        await trio.sleep((ends_ms - world.clock.now_ms()) / 1_000 - 1)
+        await ana.wait_idle()
+        assert not world.providers[0].requests, "not before"
+        await trio.sleep(2)
         await ana.wait_idle()
         assert (await shown(ana))[-1] == "assistant: healed"
 

@@ -77,8 +77,9 @@ async def test_a_table_that_cannot_be_read_holds_everyone_and_ends_by_itself_whe
 async def test_a_table_that_heals_holds_its_waits_to_their_instants(
     world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    ends_ms = world.clock.now_ms() + 90_000
     async with world.open():
-        await state_wait(world, world.clock.now_ms() + 90_000)
+        await state_wait(world, ends_ms)
     broken = Broken(monkeypatch)
     async with world.open():
         ana = await world.add([reply("after")])
@@ -88,8 +89,11 @@ async def test_a_table_that_heals_holds_its_waits_to_their_instants(
         broken.on = False
         await trio.sleep(31)
         await until(lambda: world.state().held.cause == "wait")
-        assert not world.providers[0].requests
-        await trio.sleep(60)
+        assert world.state().held.deadline_ms == ends_ms
+        await trio.sleep((ends_ms - world.clock.now_ms()) / 1_000 - 1)
+        await ana.wait_idle()
+        assert not world.providers[0].requests, "not before"
+        await trio.sleep(2)
         await ana.wait_idle()
         assert (await shown(ana))[-1] == "assistant: after"
 
