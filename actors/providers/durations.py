@@ -58,10 +58,16 @@ _SMALL = (
 )  # fmt: skip
 _TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 _SPELLED = (
-    rf"(?>(?:{'|'.join(_TENS)})(?:[ -](?:{'|'.join(_SMALL[:9])}))?"
+    rf"(?>(?:{'|'.join(_TENS)})(?:[ \u2010-\u2015-](?:{'|'.join(_SMALL[:9])}))?"
     rf"|(?:{'|'.join(reversed(_SMALL))}))\b"
 )
 
+_GREATER = re.compile(
+    rf"(?:(?:hundred|thousand|million|dozen|{_SPELLED})(?:[ -]and)?[ -]"
+    r"|(?:\btimes|\bx|[×✕∗]|[0-9] ?\*) ?)\Z",
+    re.IGNORECASE,
+)
+"""A number whose last part alone would be read: `a hundred and twenty seconds`, `3 x 20 s`."""
 _BLANKS = r"[ \t\u00a0\u2000-\u200a\u202f\u205f\u3000]{0,8}"
 _GAP = r"[ \t\n\u00a0\u202f]{1,3}"
 _SHORTENED = "|".join(f"(?<={name})" for name in ("hr", "hrs", "min", "mins", "sec", "secs"))
@@ -271,7 +277,8 @@ def _next_term(text: str, position: int, last_ns: int) -> _Term | None:
     """The term at a position; behind one of `last_ns`, also over a join, where it goes on in a
     smaller unit."""
     if not last_ns:
-        return _term(text, position)
+        partial = _GREATER.search(text, max(0, position - 24), position) is not None
+        return None if partial else _term(text, position)
     for joined, smaller in ((_AND, False), (_JOIN, True)):
         between = joined.match(text, position)
         term = None if between is None else _term(text, between.end())
@@ -295,7 +302,7 @@ def _term(text: str, position: int) -> _Term | None:
 
 
 def _worded(count: str, unit_ns: int) -> Milliseconds:
-    words = count.lower().replace("-", " ").split()
+    words = re.split(r"[^a-z]+", count.lower())
     if words[0] == "half":
         return scaled("5", -1, unit_ns)
     if words[0] in ("a", "an"):

@@ -58,7 +58,13 @@ _MORE = re.compile(
   | [.]\d
   # Of each of several, or so many times: how many there are is not told, or not counted here.
   | [^\S\n]{{0,3}}(?:[×✕✖∗⋅^²³]|(?<!\*)\*(?!\*)|x[ ]?(?=\d|the\b|number\b|N\b))
-  | /(?=[a-z])(?!\w{{1,12}}/)
+  | [^\S\n]?/[^\S\n]?(?:requests?|calls?|attempts?|messages?|tokens?|images?|quer(?:y|ies)|prompts?
+      |users?|keys?|retry|tries)\b
+  | /(?=[a-z])
+  # Counted from a time that is told, and not from now.
+  | [^\S\n]{{1,3}}(?:from|after|past|following)[^\S\n]{{1,3}}(?:\d|midnight\b|midday\b|noon\b
+      |tomorrow\b|next\b|(?:mon|tues?|wed(?:nes)?|thu(?:rs)?|fri|sat(?:ur)?|sun)(?:day)?\b
+      |(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]{{0,6}}\b)
   | [^\S\n]{{1,3}}(?:(?:for|with|after|at)[^\S\n]{{1,3}})?(?:per|each|every|apiece)\b
   | ,?[^\S\n]{{1,3}}(?:times|multiplied|squared|cubed|doubl\w{{1,4}}|twice)\b
     """,

@@ -27,9 +27,9 @@ _LEAD = re.compile(
     rf"""
     (?: \b(?:try|trying|retry|retrying)(?:{_GAP}(?:again|(?:your|the|this){_GAP}request)){{0,2}}
         {_GAP}(?:in|after)
-      | \bwait(?:ing)?(?:{_GAP}(?:for|time|period)){{0,2}}(?:{_GAP}is)?
+      | \bwait(?:ing)?(?:{_GAP}(?:for|time|period)\b){{0,2}}(?:{_GAP}is)?
       | \b(?:resets?|resetting|renews?|renewed|replenished|refilled|refresh(?:es|ed)?|restored
-          |reinstated|resumes?|lifted|lifts|unlocks?|unlocked|unblocked|expires?|ends?|available
+          |reinstated|resumes?|lifted|lifts|unlocks?|unlocked|unblocked|available
           |allowed|possible|ready|back|again)
         (?:{_GAP}again)?{_GAP}(?:in|after)
       | \b(?:back|hold){_GAP}off(?:{_GAP}for)?
