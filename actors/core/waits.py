@@ -117,10 +117,12 @@ def chain_here() -> tuple[Link, ...]:
     Not who started it: nobody waits for a task in somebody else's nursery.
     """
     chained = STANCE.get()[0]
-    if chained:
-        last = chained[-1]
-        if not isinstance(last, (Named, Owed, Lent)) and in_trio_task() and not _belongs(last):
-            return ()
+    for link in reversed(chained):
+        if isinstance(link, Named):
+            continue
+        if not isinstance(link, (Owed, Lent)) and in_trio_task() and not _belongs(link):
+            return tuple(each for each in chained if isinstance(each, Named))
+        break
     return chained
 
 
@@ -215,7 +217,7 @@ def _waiter(chained: tuple[Link, ...]) -> Waiter | None:
             return Waiter(link.cell, None, link.handling)
         if not in_trio_task():
             return Waiter(link, None, link.handling)
-        return Waiter(link, None, None) if _belongs(link) else None
+        return Waiter(link, None, None)
     return None
 
 
