@@ -95,6 +95,7 @@ if TYPE_CHECKING:
     from .handle import AgentHandle
     from .hosted import HostedRuntime
     from .hosted_agents import HostedAgent
+    from .hosted_items import HostedItems
     from .hosted_runs import HostedRun
     from .opening import open_runtime
     from .ops.http.options import HttpApi
@@ -138,6 +139,7 @@ __all__ = [
     "GiveUp",
     "Happened",
     "HostedAgent",
+    "HostedItems",
     "HostedRun",
     "HostedRuntime",
     "HostedSystem",
@@ -334,6 +336,7 @@ _HOMES: Final = {
     ".hosted": ("HostedRuntime",),
     ".ops.http.options": ("HttpApi",),
     ".hosted_agents": ("HostedAgent",),
+    ".hosted_items": ("HostedItems",),
     ".hosted_runs": ("HostedRun",),
     ".opening": ("open_runtime",),
     ".outbox_reading": ("Outbox", "OutboxReply"),
