@@ -44,6 +44,7 @@ def holder(world: World) -> str | None:
     return name
 
 
+@pytest.mark.slow
 @pytest.mark.drawn(1)
 @pytest.mark.behaviour("R-8")
 @pytest.mark.parametrize("where", CUT_OFF)

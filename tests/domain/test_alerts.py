@@ -416,6 +416,7 @@ async def test_hostile_reason_forges_no_line_of_the_failures_log(
     assert b"\x1b" not in raw
 
 
+@pytest.mark.slow
 @pytest.mark.behaviour("W-050", "W-061")
 async def test_sink_that_raises_changes_neither_the_hold_nor_its_end(
     world: World, virtual_time: MockClock, caplog: pytest.LogCaptureFixture

@@ -43,6 +43,7 @@ def test_a_summary_is_there_whole_or_not_at_all_whenever_its_process_dies(
     assert all(lease.turn is None for lease in lives.rows("leases"))
 
 
+@pytest.mark.slow
 def test_a_death_at_any_commit_of_a_compaction_loses_no_row_of_the_slot(tmp_path: Path) -> None:
     # The first commits are of the start; the last ones are around the summary.
     deaths = [(tmp_path / str(n), "summed_up", f"writer.before_commit:{n}") for n in range(9, 21)]

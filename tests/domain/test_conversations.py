@@ -148,6 +148,7 @@ async def test_a_fork_takes_nothing_over_that_was_rewound(
         assert texts(provider.requests[2]) == ["user: first", "agent: one", "user: and"]
 
 
+@pytest.mark.slow
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("of", ["the resident", "the fork"])
 async def test_what_a_rewind_deletes_leaves_the_other_its_content(

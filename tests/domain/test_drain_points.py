@@ -335,6 +335,7 @@ async def test_a_message_and_who_is_to_be_told_of_it_are_one_commit_in_the_order
 # -- cost ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_a_boundary_reads_and_writes_no_more_in_a_long_slot_with_a_full_inbox(
     world: World, virtual_time: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

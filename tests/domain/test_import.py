@@ -291,6 +291,7 @@ async def test_a_malformed_import_is_refused_by_its_argument(
         assert caught.value.field == field
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(

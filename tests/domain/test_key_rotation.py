@@ -83,6 +83,7 @@ def accounts(world: World) -> list[tuple[Any, ...]]:
     return [key for key, _ in world.runtime._store.scan("account_waits", ())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wire", ["anthropic", "responses", "chat"])
 async def test_a_key_that_is_rotated_in_a_turn_keeps_its_account_and_is_nowhere_on_disk(
     world: World,

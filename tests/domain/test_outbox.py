@@ -566,6 +566,7 @@ def live(directory: Path, posts: Path, messages: int, point: str) -> int:
     return done.returncode
 
 
+@pytest.mark.slow
 def test_bridge_that_is_killed_posts_each_reply_at_least_once_in_order(tmp_path: Path) -> None:
     """Killed at each place between a reply and its acknowledgement, one life after the other."""
     state, posts = tmp_path / "state", tmp_path / "posts"

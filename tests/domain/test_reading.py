@@ -172,6 +172,7 @@ def test_what_a_conversation_began_with_counts_as_read() -> None:
     assert load(desk.store).forked == read_forked(desk.store, SLOT) == 1
 
 
+@pytest.mark.slow
 def test_read_sets_stay_few_ranges_over_turns_that_leave_markers() -> None:
     desk = BookDesk()
     for number in range(40):

@@ -51,6 +51,7 @@ def clock(world: World) -> WallClock:
 # -- the clock
 
 
+@pytest.mark.slow
 @pytest.mark.behaviour("S-027")
 async def test_clock_that_is_turned_back_resumes_no_run_early_and_loses_none(
     world: World, clock: WallClock, virtual_time: MockClock

@@ -187,6 +187,7 @@ def spoken_and_killed(directory: Path) -> Attempt:
             os.kill(process.pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 async def test_what_a_process_said_that_died_is_taken_back_by_the_next_one(
     world: World, virtual_time: MockClock
 ):

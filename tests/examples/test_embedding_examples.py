@@ -76,6 +76,7 @@ def web_app(state: Path) -> Iterator[tuple[subprocess.Popen[str], httpx2.Client]
         process.communicate()
 
 
+@pytest.mark.slow
 def test_web_application_keeps_what_it_answered_for_and_ends_with_a_stream_open(
     tmp_path: Path,
 ) -> None:

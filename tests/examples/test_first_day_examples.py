@@ -25,6 +25,7 @@ def play(name: str, *arguments: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_stop_button_ends_the_turn_once_and_the_next_message_is_answered(tmp_path: Path) -> None:
     assert play("cancel_turn.py", str(tmp_path / "state")) == [
         "turn 1: cancelled",
@@ -39,6 +40,7 @@ def test_stop_button_ends_the_turn_once_and_the_next_message_is_answered(tmp_pat
     ]
 
 
+@pytest.mark.slow
 def test_message_past_a_limit_comes_back_and_is_sent_later(tmp_path: Path) -> None:
     assert play("limits.py", str(tmp_path / "state")) == [
         "too large: 7028 of 1000 bytes",
@@ -54,6 +56,7 @@ def test_message_past_a_limit_comes_back_and_is_sent_later(tmp_path: Path) -> No
     ]
 
 
+@pytest.mark.slow
 def test_request_past_the_models_context_goes_on_behind_a_summary_or_fails_typed(
     tmp_path: Path,
 ) -> None:
@@ -74,6 +77,7 @@ def test_request_past_the_models_context_goes_on_behind_a_summary_or_fails_typed
     ]
 
 
+@pytest.mark.slow
 def test_wait_is_ended_over_http_by_who_has_the_token(tmp_path: Path) -> None:
     assert play("http_api.py", str(tmp_path / "state")) == [
         "ana may not call m",
@@ -84,6 +88,7 @@ def test_wait_is_ended_over_http_by_who_has_the_token(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_budget_holds_until_somebody_lets_the_agent_go_on(tmp_path: Path) -> None:
     assert play("usage.py", str(tmp_path / "state")) == [
         "Monday: idle",
@@ -94,6 +99,7 @@ def test_budget_holds_until_somebody_lets_the_agent_go_on(tmp_path: Path) -> Non
     ]
 
 
+@pytest.mark.slow
 def test_payment_waits_for_a_person_through_a_restart_and_is_made_once(tmp_path: Path) -> None:
     assert play("approvals.py", str(tmp_path / "state")) == [
         'ana wants to pay {"amount": 900, "to": "bo"}',
@@ -106,6 +112,7 @@ def test_payment_waits_for_a_person_through_a_restart_and_is_made_once(tmp_path:
     ]
 
 
+@pytest.mark.slow
 def test_bridge_that_died_repeats_what_it_did_not_acknowledge_and_the_chat_has_each_once(
     tmp_path: Path,
 ) -> None:
@@ -129,6 +136,7 @@ def test_log_records_become_json_lines_with_the_ids_they_are_about(tmp_path: Pat
     assert "run" not in line
 
 
+@pytest.mark.slow
 def test_a_held_turn_is_two_traces_with_a_link_between_them(tmp_path: Path) -> None:
     said = play("traces.py", str(tmp_path / "state"))
     assert said[0] == "invoke_agent ana"
@@ -185,6 +193,7 @@ def test_system_prompt_is_a_function_of_the_turn_and_the_same_in_all_its_request
     ]
 
 
+@pytest.mark.slow
 def test_a_picture_is_shown_and_a_sound_told_of_in_words(tmp_path: Path) -> None:
     assert play("attachments.py", str(tmp_path / "state")) == [
         "dot.png image/png 69 bytes",
@@ -196,6 +205,7 @@ def test_a_picture_is_shown_and_a_sound_told_of_in_words(tmp_path: Path) -> None
     ]
 
 
+@pytest.mark.slow
 def test_a_server_behind_a_base_url_and_a_second_wire_stream_and_call_tools(tmp_path: Path) -> None:
     assert play("second_wire.py", str(tmp_path / "state")) == [
         "ana, in 3 pieces: Let me see.",

@@ -36,6 +36,7 @@ async def test_summary_example_prints_what_the_run_said(tmp_path: Path) -> None:
         assert (await run("summarise.py", simulator, tmp_path)).strip() == "Rain."
 
 
+@pytest.mark.slow
 async def test_conversation_example_knows_what_the_resident_heard(tmp_path: Path) -> None:
     rules = (
         Rule(when=When(last_text="noon"), then=Answer(text="Noted.")),

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "runs" / "nightly_report.py"
 
 
@@ -21,6 +23,7 @@ def play(where: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_nightly_report_posts_each_once_and_a_later_night_is_another_run(tmp_path: Path) -> None:
     posts = [
         "to ops: opus on 1 December: all quiet",

@@ -53,6 +53,7 @@ async def _make(state: Path) -> None:
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.drawn(1)
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 @pytest.mark.parametrize("mode", ["0700", "readable", "only the folders are theirs"])

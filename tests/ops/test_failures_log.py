@@ -49,6 +49,7 @@ def test_failures_log_is_turned_over_by_size_and_keeps_a_bounded_number_of_files
     assert numbers == list(range(numbers[0], 400))
 
 
+@pytest.mark.slow
 def test_failures_log_of_several_processes_and_threads_loses_and_mixes_no_line(
     tmp_path: Path,
 ) -> None:

@@ -152,6 +152,7 @@ async def test_schedule_is_paused_resumed_and_removed_safely_twice(
         assert runtime.schedule("pulse").state == "active"
 
 
+@pytest.mark.slow
 async def test_host_that_lives_goes_by_what_was_decided_on_its_store_from_outside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -380,6 +380,7 @@ def with_a_wire(path: Path, base_url: str) -> Path:
     return declared(path, text)
 
 
+@pytest.mark.slow
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_a_signal_lets_the_live_turn_end_and_a_second_one_stops_it(
@@ -429,6 +430,7 @@ async def test_a_held_turn_is_told_of_at_the_end_and_goes_on_with_the_next_start
             assert await trio.to_thread.run_sync(host.ends) == 0
 
 
+@pytest.mark.slow
 def test_what_was_said_before_a_kill_is_answered_after_it(tmp_path: Path):
     file = declared(tmp_path, ECHO)
     with served(file) as host:

@@ -101,6 +101,7 @@ def test_removal_whose_test_fails_without_its_guard_is_proven(tmp_path: Path) ->
     assert (project / "guarded.py").read_text() == GUARDED
 
 
+@pytest.mark.slow
 @pytest.mark.behaviour("D-089")
 def test_removal_that_its_test_survives_ends_the_command_with_1(tmp_path: Path) -> None:
     survives = _entry("count > 3", "count > 9", "test_few_are_admitted", '"W-002"')

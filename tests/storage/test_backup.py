@@ -78,6 +78,7 @@ def test_copy_has_every_row_and_is_a_store_of_its_own(tmp_path: Path) -> None:
     assert left(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_copy_of_a_store_that_is_written_is_of_one_commit(tmp_path: Path) -> None:
     state = tmp_path / "state"
     filled(state, rows=1)

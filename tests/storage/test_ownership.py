@@ -267,6 +267,7 @@ def _go(child: Any) -> None:
     child.stdin.flush()
 
 
+@pytest.mark.slow
 def test_of_two_processes_that_race_for_an_agent_one_gets_it(spawn: Any, tmp_path: Path) -> None:
     for race in range(5):
         children = [spawn("owner.py", tmp_path / "state", f"ana{race}") for _ in range(2)]
