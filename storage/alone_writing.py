@@ -23,7 +23,7 @@ from .environment import EngineError, Environment, Transaction, is_full, typed
 from .errors import MapLimitError, UnreadableRecordError
 from .exclusive import alone
 from .keys import encode_key
-from .lmdb_store import MAP_BYTES, MAP_BYTES_MAX, LmdbStore, look_first, read_meta_row
+from .lmdb_store import MAP_BYTES, MAP_BYTES_MAX, LmdbStore, look_at_meta_row, look_first
 from .precheck import read_meta
 from .store import Key, Record, Store
 from .tables import TABLES
@@ -37,6 +37,7 @@ class Writing:
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
+        self.directory = environment.directory
         self.store: Store = LmdbStore(environment, None, (), "", environment.directory)
 
     def get(self, table: str, key: bytes) -> bytes | None:
@@ -128,7 +129,7 @@ def writing_alone(
         look_first(store, verify=True)
         environment = Environment(store, map_bytes=MAP_BYTES, map_bytes_max=MAP_BYTES_MAX)
         try:
-            read_meta_row(environment, identity)
+            look_at_meta_row(environment, identity)
             environment.settle()
             environment.claim_writing()
             yield Writing(environment)

@@ -391,7 +391,7 @@ class _Opening:
                     raise
         environment = self._environment(store, read_only=True)
         try:
-            read_meta_row(environment, identity)
+            look_at_meta_row(environment, identity)
         except BaseException:
             environment.close()
             raise
@@ -448,6 +448,15 @@ def read_meta_row(environment: Environment, identity: Identity) -> StoreMeta:
     raw = environment.get("meta", _STORE_KEY)
     row = None if raw is None else codec.decode("meta", _STORE_KEY, raw)
     return _check_identity(environment.directory, identity, row)
+
+
+def look_at_meta_row(environment: Environment, identity: Identity) -> None:
+    """As `read_meta_row`, for whoever may mend it: a row that cannot be read is a finding."""
+    try:
+        read_meta_row(environment, identity)
+    except UnreadableRecordError as error:
+        if error.other_version:
+            raise
 
 
 def look_first(store: Path, verify: bool) -> bool:

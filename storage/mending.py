@@ -56,11 +56,16 @@ Rule: TypeAlias = Callable[["Look", Key], Answer]
 
 
 class Look:
-    """A store as far as it can be read."""
+    """A store as far as it can be read.
 
-    def __init__(self, store: Store, now_ms: int) -> None:
+    Args:
+        own: What the store's own row would say, by what lies beside the data.
+    """
+
+    def __init__(self, store: Store, now_ms: int, own: Record) -> None:
         self._store = store
         self.now_ms = now_ms
+        self.own = own
 
     def get(self, table: str, key: Key) -> Any:
         """The record of a row; None where there is none, or it cannot be read."""

@@ -61,7 +61,6 @@ OUT: Final = {
 """Tables whose rows are taken out, and what that means."""
 
 _NO_KEY: Final = "its key says nothing, so that nobody knows what it was of"
-_META: Final = "the store is not opened without it; restore a backup"
 
 
 _REASON: Final = "its record could not be read and was set aside by a repair"
@@ -90,6 +89,15 @@ def _wait(table: str) -> Rule:
         return Mending((Change(table, key, wait),), then)
 
     return rule
+
+
+def _meta(look: Look, key: Key) -> Answer:
+    if key != ("store",):
+        return Mending((Change("meta", key, None),), "nothing is kept there")
+    then = (
+        "it is what store.json says; see that the data file is of that store, and was not swapped"
+    )
+    return Mending((Change("meta", key, look.own),), then)
 
 
 def _mode(look: Look, key: Key) -> Answer:
@@ -251,7 +259,7 @@ def _open_turn(look: Look, key: Key) -> Answer:
 
 RULES: Final[dict[str, Rule]] = {
     **{table: taken_out(table, then) for table, then in OUT.items()},
-    "meta": lambda look, key: Stays(_META),
+    "meta": _meta,
     "owners": mending_agents.owner,
     "modes": _mode,
     "sequences": _sequence,

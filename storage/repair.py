@@ -27,12 +27,15 @@ from .alone_writing import Writing, writing_alone
 from .backup import BackedUp, backup
 from .check import Finding, check
 from .crashpoints import crashpoint
+from .directory import read_identity
 from .errors import UnreadableRecordError
 from .keys import decode_key, encode_key
 from .lmdb_store import LOCK_TIMEOUT_S
 from .mending import GAP, Answer, Change, Look, Mending, Stays
 from .mending_rules import mend
 from .store import Key, Row, Store
+from .tables import FORMATS
+from .tables.ownership import StoreMeta
 from .tables.repairs import SetAside
 
 FINDINGS_A_COMMIT: Final = 64
@@ -83,10 +86,39 @@ class Undone(NamedTuple):
     """Rows in whose place something else stands since; they are kept."""
 
 
-def plan(store: Store, findings: tuple[Finding, ...], *, now_ms: int) -> tuple[Planned, ...]:
-    """What a repair would do about each finding. What it leaves may bring more of them."""
-    look = Look(store, now_ms)
+class Forgotten(NamedTuple):
+    """What forgetting came to."""
+
+    rows: int
+    backup: BackedUp
+
+
+def plan(
+    store: Store, directory: Path, findings: tuple[Finding, ...], *, now_ms: int
+) -> tuple[Planned, ...]:
+    """What a repair would do about each finding. What it leaves may bring more of them.
+
+    Args:
+        directory: The store's own, with `store.json`.
+    """
+    look = Look(store, now_ms, _own(directory))
     return tuple(Planned(finding, mend(look, finding)) for finding in findings)
+
+
+def _own(directory: Path) -> StoreMeta:
+    """The store's own row as `store.json` has it.
+
+    Of a newer format the data may be a mixture, where a migration was begun: it counts as of the
+    first, so that a migration goes through all rows again.
+    """
+    identity = read_identity(directory)
+    return StoreMeta(
+        format=FORMATS[0],
+        store_id=identity.store_id,
+        created_ms=identity.created_ms,
+        boots=GAP,
+        clean=False,
+    )
 
 
 def repair(
@@ -120,7 +152,9 @@ def _repair(writing: Writing, made: BackedUp, clock_ms: Callable[[], int]) -> Re
     name, rows, now_ms = secrets.token_hex(8), 0, clock_ms()
     stays: tuple[Planned, ...] = ()
     for _ in range(ROUNDS_MAX):
-        planned = plan(writing.store, check(writing.store).findings, now_ms=now_ms)
+        planned = plan(
+            writing.store, writing.directory, check(writing.store).findings, now_ms=now_ms
+        )
         stays = tuple(each for each in planned if isinstance(each.answer, Stays))
         before = rows
         left = [each.finding for each in planned if isinstance(each.answer, Mending)]
@@ -136,7 +170,7 @@ def _repair(writing: Writing, made: BackedUp, clock_ms: Callable[[], int]) -> Re
 def _set_aside(writing: Writing, findings: list[Finding], name: str, now_ms: int) -> int:
     """Mend some findings in one commit; how many rows were changed. A finding whose rows another
     of the batch changed is left to the next look."""
-    look = Look(writing.store, now_ms)
+    look = Look(writing.store, now_ms, _own(writing.directory))
     mended: list[tuple[Finding, Mending]] = []
     touched: set[tuple[str, bytes]] = set()
     size = 0
@@ -298,3 +332,41 @@ def _undo(writing: Writing) -> Undone:
         rows += len(batch) - len(left)
         crashpoint("repair.between_commits")
     return Undone(newest, rows, tuple(stays))
+
+
+def forget(
+    path: str | os.PathLike[str],
+    copy: str | os.PathLike[str],
+    *,
+    clock_ms: Callable[[], int],
+    progress: Callable[[int, int], object] = lambda _done, _whole: None,
+    lock_timeout_s: float = LOCK_TIMEOUT_S,
+) -> Forgotten:
+    """Copy a stopped store, then delete what repairs set aside in it: no repair can be undone.
+
+    Blocks for the copy.
+    Durable: on return, and after each commit on the way. Run again, it goes on from there.
+
+    Args:
+        copy: Where the copy is made, as by `backup`. It still has the rows.
+    Raises:
+        StoreInUseError: A process has the store open; nothing was changed.
+        StorageError: The copy could not be made, and nothing was changed; or a commit failed, and
+            what was committed before stands.
+    """
+    state = Path(path).absolute()
+    with writing_alone(state, "changed", lock_timeout_s) as begin:
+        made = backup(state, copy, clock_ms=clock_ms, progress=progress)
+        with begin() as writing:
+            numbers = [each.number for each in listed(writing.store)]
+            for start in range(0, len(numbers), FINDINGS_A_COMMIT):
+                part = numbers[start : start + FINDINGS_A_COMMIT]
+
+                def write(part: list[int] = part) -> None:
+                    with writing.transaction() as transaction:
+                        for number in part:
+                            transaction.put("set_aside", encode_key((int,), (number,)), None)
+
+                writing.run(write)
+                crashpoint("repair.between_commits")
+            return Forgotten(len(numbers), made)

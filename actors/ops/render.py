@@ -306,7 +306,7 @@ def print_check(console: Console, report: CheckReport) -> None:
         console.print(
             Text(
                 f"{count} row{'s are' if count > 1 else ' is'} set aside by repairs; "
-                "--undo-repair puts those of the newest back."
+                "--undo-repair puts those of the newest back, --forget-repairs deletes them."
             )
         )
     if report.findings and report.open_pids:

@@ -224,6 +224,15 @@ class UndoRepairReport(msgspec.Struct, frozen=True, kw_only=True):
     """Rows in whose place something else was written since; they stay set aside."""
 
 
+class ForgottenReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What deleting the rows that repairs set aside came to."""
+
+    directory: str
+    rows: int
+    backup: str | None
+    """Where the copy from before is; None: nothing was set aside, and none was made."""
+
+
 class WaitsReport(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to `waits`."""
 

@@ -15,12 +15,12 @@ from abeyance.storage.compact import compact
 from abeyance.storage.errors import StoreInUseError
 from abeyance.storage.lmdb_store import LmdbStore
 from abeyance.storage.mending import Stays
-from abeyance.storage.repair import Planned, Repaired, listed, plan, repair, undo
+from abeyance.storage.repair import Planned, Repaired, forget, listed, plan, repair, undo
 
 from . import shell, targets
 from .connection import NoHostError
 from .render import json_text, print_check, print_plan
-from .reports import CheckReport, StayingReport, StoreRepairReport
+from .reports import CheckReport, ForgottenReport, StayingReport, StoreRepairReport
 from .shell import AsJson, StateDir
 from .stopped import StoppedStore
 from .stopped_check import report_finding, report_staying, report_undone
@@ -86,24 +86,32 @@ def check_store(
     undo_repair: Annotated[
         bool, typer.Option("--undo-repair", help="Put back what the newest repair set aside.")
     ] = False,
+    forget_repairs: Annotated[
+        bool,
+        typer.Option("--forget-repairs", help="Delete what repairs set aside, behind a copy."),
+    ] = False,
     copy: Annotated[
         Path | None,
         typer.Option(
-            "--backup", metavar="DEST", help="Where a repair's copy goes; by default beside DIR."
+            "--backup", metavar="DEST", help="Where the copy goes; by default beside DIR."
         ),
     ] = None,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Read every row of a store and list what is wrong. Changes nothing, unless it is to repair."""
-    if repairs and undo_repair:
-        raise typer.BadParameter("--repair and --undo-repair exclude each other")
-    if (yes or copy is not None) and not (repairs or undo_repair):
-        raise typer.BadParameter("--yes and --backup go with a repair")
+    if repairs + undo_repair + forget_repairs > 1:
+        raise typer.BadParameter("--repair, --undo-repair and --forget-repairs exclude each other")
+    if yes and not (repairs or undo_repair or forget_repairs):
+        raise typer.BadParameter("--yes goes with --repair, --undo-repair or --forget-repairs")
+    if copy is not None and not (repairs or forget_repairs):
+        raise typer.BadParameter("--backup goes with --repair or --forget-repairs")
     if repairs:
         _repair(directory, copy, yes=yes, as_json=as_json)
     elif undo_repair:
         _undo(directory, yes=yes, as_json=as_json)
+    elif forget_repairs:
+        _forget(directory, copy, yes=yes, as_json=as_json)
     else:
         report = _checked(directory)
         if as_json:
@@ -125,7 +133,7 @@ def _checked(directory: Path) -> CheckReport:
 def _repair(directory: Path, copy: Path | None, *, yes: bool, as_json: bool) -> None:
     store = _look(directory, "repaired")
     try:
-        planned = plan(store, check(store).findings, now_ms=shell.now_ms())
+        planned = plan(store, store.directory, check(store).findings, now_ms=shell.now_ms())
     finally:
         store.close()
     stays = _staying(planned)
@@ -197,6 +205,36 @@ def _undo(directory: Path, *, yes: bool, as_json: bool) -> None:
             typer.echo(f"Put back: {shell.counted(undone.rows)}.")
     if undone.stays:
         raise typer.Exit(shell.FAILED)
+
+
+def _forget(directory: Path, copy: Path | None, *, yes: bool, as_json: bool) -> None:
+    store = _look(directory, "changed")
+    try:
+        count = sum(1 for _ in listed(store))
+    finally:
+        store.close()
+    if not count:
+        if as_json:
+            _print(ForgottenReport(directory=os.fspath(directory.absolute()), rows=0, backup=None))
+        else:
+            typer.echo("nothing is set aside")
+        return
+    place = copy or shell.beside(directory, "before-forgetting")
+    if not as_json:
+        typer.echo(
+            f"{shell.counted(count)} that repairs set aside will be deleted: none can be put back "
+            f"then. A copy of the store as it is now is made first: {place}"
+        )
+    shell.confirm("Delete them?", yes=yes, as_json=as_json)
+    with shell.progress("copied") as progress:
+        done = forget(directory, place, clock_ms=shell.now_ms, progress=progress)
+    with shell.done_anyway("they were deleted; what it came to"):
+        if as_json:
+            _print(ForgottenReport(
+                directory=os.fspath(directory.absolute()), rows=done.rows, backup=os.fspath(place),
+            ))  # fmt: skip
+        else:
+            typer.echo(f"Deleted: {shell.counted(done.rows)}. As it was before: {place}")
 
 
 def _look(directory: Path, done: str) -> LmdbStore:

@@ -11,6 +11,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from abeyance.actors.ops import cli
@@ -18,10 +19,15 @@ from abeyance.actors.testing import WallClock
 from abeyance.storage import mending_rules
 from abeyance.storage import repair as room
 from abeyance.storage.batch import KEPT_BY_THE_STORE
-from abeyance.storage.check import Finding, check
-from abeyance.storage.codec import encode
+from abeyance.storage.check import check
+from abeyance.storage.codec import encode, frame
 from abeyance.storage.crashpoints import arm
-from abeyance.storage.errors import DiskFullError, StorageError, StoreInUseError
+from abeyance.storage.errors import (
+    DiskFullError,
+    StorageError,
+    StoreInUseError,
+    UnreadableRecordError,
+)
 from abeyance.storage.keys import encode_key
 from abeyance.storage.lmdb_store import LmdbStore
 from abeyance.storage.mending import Mending, Stays
@@ -350,12 +356,65 @@ def test_a_step_of_a_run_that_may_go_on_stays_and_says_what_to_do(messages: Path
     assert "abeyance cancel DIR k@1" in answer.why
 
 
-def test_a_store_whose_own_row_is_bad_stays_as_it_is(messages: Path) -> None:
-    garble(messages, *META)
-    finding = Finding("unreadable", "meta", ("store",), "bad")
-    assert isinstance(mending_rules.mend(None, finding), Stays)  # type: ignore[arg-type]
-    with pytest.raises(StorageError, match="meta"):
-        mend(messages)
+def test_a_store_whose_own_row_is_bad_is_found_mended_and_put_back(
+    messages: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = opened(messages)
+    was = store.get(*META)
+    assert was is not None
+    raw = store._environment.get("meta", encode_key((str,), META[1]))
+    assert raw is not None
+    bad = raw[:-1] + bytes([raw[-1] ^ 1])
+    store.close()
+    garble(messages, *META, raw=bad)
+    with pytest.raises(UnreadableRecordError, match="abeyance check"):
+        opened(messages)
+    assert [(each.problem, each.table, each.key) for each in looked(messages)] == [
+        ("unreadable", *META)
+    ]
+    assert run("check", messages) == 1
+    assert run("check", messages, "--repair", "--yes", "--backup", messages.with_name("b")) == 0
+    assert "store.json" in " ".join(capsys.readouterr().out.split())
+    assert [each.table for each in looked(messages.with_name("b"))] == ["meta"]
+    repaired = looked_up(messages, META)
+    assert repaired.counter > was.counter
+    assert (repaired.record.format, repaired.record.store_id, repaired.record.created_ms) == (
+        was.record.format,
+        was.record.store_id,
+        was.record.created_ms,
+    )
+    assert undo(messages).rows == 1
+    with pytest.raises(UnreadableRecordError):
+        opened(messages)
+    assert mend(messages, "again").rows == 1
+    opened(messages).close()
+    assert looked(messages) == []
+
+
+def test_a_row_of_the_store_that_a_newer_version_wrote_is_refused_and_stays(
+    messages: Path,
+) -> None:
+    raw_key = encode_key((str,), META[1])
+    store = opened(messages, read_only=True)
+    row = store.get(*META)
+    assert row is not None
+    store.close()
+    value = msgspec.structs.replace(encode(row.record), version=9)
+    garble(messages, *META, raw=frame("meta", raw_key, 9, value))
+    before = (messages / "store" / "data.mdb").read_bytes()
+    for act in (mend, undo, looked):
+        with pytest.raises(UnreadableRecordError) as caught:
+            act(messages)
+        assert caught.value.other_version
+    assert (messages / "store" / "data.mdb").read_bytes() == before
+
+
+def looked_up(state: Path, place: tuple[str, Any]) -> Any:
+    store = opened(state, read_only=True)
+    try:
+        return store.get(*place)
+    finally:
+        store.close()
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
@@ -557,3 +616,51 @@ def test_mending_answers_are_of_rows_that_a_check_named() -> None:
         for table, rule in mending_rules.RULES.items()
         if table in mending_rules.OUT or table == "meta"
     )
+
+
+def test_what_was_set_aside_is_forgotten_once_one_says_so_and_the_copy_has_it(
+    messages: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoiled(messages, 70)
+    assert run("check", messages, "--forget-repairs") == 0
+    assert "nothing is set aside" in capsys.readouterr().out
+    mend(messages, "one")
+    assert run("check", messages, "--forget-repairs") == 2
+    assert "--yes" in capsys.readouterr().err
+    assert len(looked(messages, kept=True)) == 70
+    copy = messages.with_name("two")
+    assert run("check", messages, "--forget-repairs", "--yes", "--json", "--backup", copy) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["rows"], told["backup"]) == (70, str(copy))
+    assert looked(messages, kept=True) == []
+    assert looked(messages) == []
+    assert run("check", messages, "--forget-repairs", "--yes", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["rows"], told["backup"]) == (0, None)
+    # The copy is a store with all of them, which can be put back there.
+    assert len(looked(copy, kept=True)) == 70
+    assert undo(copy).rows == 70
+
+
+def test_numbers_of_what_is_set_aside_go_on_behind_what_was_forgotten(messages: Path) -> None:
+    spoiled(messages, 2)
+    mend(messages, "one")
+    last = max(each.number for each in looked(messages, kept=True))
+    room.forget(messages, messages.with_name("two"), clock_ms=CLOCK.now_ms)
+    garble(messages, "bodies", ("ana", 5))
+    mend(messages, "three")
+    assert [each.number for each in looked(messages, kept=True)] == [last + 1]
+
+
+def test_nothing_is_forgotten_where_a_process_has_the_store_or_the_copy_fails(
+    messages: Path,
+) -> None:
+    spoiled(messages, 1)
+    mend(messages, "one")
+    store = opened(messages)
+    with pytest.raises(StoreInUseError):
+        room.forget(messages, messages.with_name("two"), clock_ms=CLOCK.now_ms)
+    store.close()
+    with pytest.raises(StorageError, match="is not empty"):
+        room.forget(messages, messages.with_name("one"), clock_ms=CLOCK.now_ms)
+    assert len(looked(messages, kept=True)) == 1
