@@ -55,7 +55,7 @@ def _child(suite: Suite, placement: Placement, scale: Scale) -> int:
 
 def _chosen(only: list[str] | None) -> list[Suite]:
     if not only:
-        return list(SUITES)
+        return [suite for suite in SUITES if not suite.is_long]
     chosen = [
         suite
         for suite in SUITES

@@ -25,7 +25,7 @@ from abeyance.storage.tables.waits import Wait
 from .measure import AsyncPiece, Bound, Result, Scale, Spread, in_turns, ratio_of
 from .peers import SyncedFile, SyncedLmdb, drag, wakes
 
-_TEXT = "It is raining in Oslo, and the umbrella is in the other bag. Shall we go anyway? " * 2
+TEXT = "It is raining in Oslo, and the umbrella is in the other bag. Shall we go anyway? " * 2
 _RECORD = b"x" * 250
 _SENDERS = (1, 16, 256, 4096)
 _DRAGGED_S = 0.002
@@ -70,7 +70,7 @@ class Lag:
         return ordered[min(len(ordered) - 1, int(len(ordered) * part))] if ordered else 0.0
 
 
-class _Host:
+class Host:
     """A runtime, and a fresh agent with a live turn for each piece."""
 
     def __init__(self, runtime: Runtime) -> None:
@@ -103,7 +103,7 @@ class _Host:
             async def sender() -> None:
                 for _ in range(each):
                     before = time.perf_counter()
-                    await agent.send(_TEXT, author="user")
+                    await agent.send(TEXT, author="user")
                     self.wait_ms.append((time.perf_counter() - before) * 1000)
 
             async with trio.open_nursery() as watching:
@@ -133,15 +133,15 @@ def _syncing(side: Callable[[int], float]) -> AsyncPiece:
 
 
 @asynccontextmanager
-async def _host() -> AsyncIterator[tuple[_Host, Path]]:
+async def _host() -> AsyncIterator[tuple[Host, Path]]:
     with tempfile.TemporaryDirectory(dir=Path(__file__).parent, prefix=".state-") as folder:
         where = Path(folder)
         async with open_runtime(where / "state") as runtime:
-            yield _Host(runtime), where
+            yield Host(runtime), where
 
 
 @contextmanager
-def _dragged(host: _Host, synced: SyncedLmdb, seconds: float) -> Iterator[None]:
+def _dragged(host: Host, synced: SyncedLmdb, seconds: float) -> Iterator[None]:
     """Let each commit of both sides take at least so long."""
     environment: Any = host._runtime._store._environment
     commit = environment.commit
@@ -205,7 +205,7 @@ async def _accepts(scale: Scale) -> list[Result]:
     return results
 
 
-async def _accepts_dragged(scale: Scale, host: _Host, synced: SyncedLmdb) -> Result:
+async def _accepts_dragged(scale: Scale, host: Host, synced: SyncedLmdb) -> Result:
     """The accepts of 256 senders where a commit takes the same on every machine, or nearly."""
     host.forget()
     with _dragged(host, synced, _DRAGGED_S):
@@ -238,7 +238,7 @@ def stall_of(row: str, text: str, lag: Lag) -> Result:
     )
 
 
-async def _cpu(scale: Scale, host: _Host) -> Result:
+async def _cpu(scale: Scale, host: Host) -> Result:
     count = 2000 if scale.quick else 20_000
     bare = []
     for _ in range(3):
@@ -386,4 +386,4 @@ def admission(scale: Scale) -> list[Result]:
     return results
 
 
-__all__ = ["Lag", "accepts", "admission", "saturated", "stall_of"]
+__all__ = ["TEXT", "Host", "Lag", "accepts", "admission", "record_waits", "saturated", "stall_of"]

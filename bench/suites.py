@@ -11,6 +11,7 @@ from .attaching import pictures
 from .boundary import boundaries
 from .compiling import batches, compiles
 from .crowd import crash_to_reply, crowd, lives, spawn
+from .keeping import opening_each, pruning, sizes
 from .measure import Result, Scale
 from .opening import opening, opening_waits
 from .others import with_queues, with_thespian, with_xoscar
@@ -24,6 +25,8 @@ class Suite(NamedTuple):
     rows: tuple[str, ...]
     run: Callable[[Scale], list[Result]]
     timeout_s: float = 120.0
+    is_long: bool = False
+    """Run where it is named, and by no run of everything."""
 
 
 SUITES = (
@@ -58,6 +61,9 @@ SUITES = (
     Suite("compile", ("compile",), compiles, 300.0),
     Suite("open", ("open",), opening, 300.0),
     Suite("open-waits", ("open-waits",), opening_waits, 300.0),
+    Suite("open-each", ("open-each-100000", "open-each-1000000"), opening_each, 7_200.0, True),
+    Suite("prune", ("prune",), pruning, 300.0),
+    Suite("sizes", ("size-inbox", "size-message", "size-wait"), sizes, 300.0),
     Suite("run-step", ("run-step",), steps),
     Suite("run-wake", ("run-wake-1000", "run-wake-100000"), wakes, 600.0),
     Suite("run-start", ("run-start",), starts, 600.0),
