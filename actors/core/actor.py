@@ -11,7 +11,7 @@ Its hooks and handlers run on the loop thread.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Callable, Coroutine, Hashable, Iterator
 from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -23,12 +23,13 @@ from .cell import BIRTHS, Cell
 from .envelope import ANSWER, LATER, TIMER, Answer, Ended, Later
 from .errors import REFUSALS, AskCycleError
 from .future import TrioFuture
-from .hand import owe, stash, take_next, unstash
+from .hand import owe, stash, unstash
 from .logs import Log
 from .ref import TrioActorRef
 from .reminders import check_reminder
 from .replies import Reply, Request
 from .settling import drop_internal
+from .taking import take_run
 from .tasks import start_task
 from .timeouts import bounded
 
@@ -240,24 +241,22 @@ class TrioActor(pykka.Actor):
         target, over = owe(self._cell)
         return Reply(self._cell, target, over)
 
-    def take_next(self, kind: type) -> Any:
-        """Take the next message in the handler of one, if it is an ask of just this kind.
+    def take_run(self, most: int) -> Iterator[tuple[Any, Reply]]:
+        """Take the message being handled and those right behind it; then return `LATER`.
 
-        Not a checkpoint. From then on it is the message being handled: what the handler raises or
-        returns is its outcome, and `later()` is its reply. Only where the reply of the message
-        before is owed, or was given by its handle, and that one is an ask whose deadline does not
-        end its handler. For many small messages behind one another, whose handling costs less
-        than taking them one by one; the handler sees to it that it takes few at a time. A mailbox
-        that drops the oldest or coalesces gives none: its senders' threads take from it, too.
-
-        Returns:
-            The message; None where there is none, or the mailbox is to look at it first.
+        Not a checkpoint. Yields each with the handle of its reply, as `later()` gives it: first the
+        message being handled, then asks of just its class. One is taken as the next of the run is
+        asked for, and from then on it is the message being handled: what the handler raises or
+        returns is its outcome. For many small messages, whose handling costs less than taking them
+        one by one. The run ends after `most`, when the batch's time is over, and where the mailbox
+        is to look first: it is of one message behind a tell, an ask whose deadline ends its
+        handler, and in a mailbox that drops the oldest or coalesces, from which its senders'
+        threads take, too.
 
         Raises:
-            RuntimeError: Not on the loop thread, no handler of a message runs, or its reply is not
-                owed; nothing was taken.
+            RuntimeError: Not on the loop thread, or no message is being handled; nothing was taken.
         """
-        return take_next(self._cell, kind)
+        return take_run(self._cell, most)
 
     def stash(self) -> Later:
         """Put the message being handled aside, to be handled again after `unstash_all()`.

@@ -12,19 +12,16 @@ Runs on the loop thread.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from .envelope import SETTLED, STASHED, TELL, Aged, Envelope
-from .future import PENDING, Target, Unasked
+from .future import Target, Unasked
 
 if TYPE_CHECKING:
     from .cell import Cell
 
 NOTHING_OWED: Final[dict[Target, Envelope]] = {}
 """What cells share that never owed anything, as most never do. Only `owe` puts into `cell.owed`."""
-
-APPENDING: Final = frozenset({"reject", "block", "drop_newest"})
-"""The overflow policies by which host threads do nothing to an open user lane but append to it."""
 
 
 def owe(cell: Cell) -> tuple[Target, bool]:
@@ -46,63 +43,25 @@ def owe(cell: Cell) -> tuple[Target, bool]:
     # nothing to look into.
     cell.inflight = envelope = (message, target, deliveries)
     if deliveries != SETTLED:
-        if cell.owed is NOTHING_OWED:
-            cell.owed = {}
-        if not cell.owed:
-            cell.owed_since = taken_since(cell, envelope)
-        elif deliveries.__class__ is Aged:
-            cell.owed_since = min(cell.owed_since, taken_since(cell, envelope))
-        cell.owed[target] = envelope
+        note_owed(cell, target, envelope)
     return target, deliveries == SETTLED
+
+
+def note_owed(cell: Cell, target: Target, envelope: Envelope) -> None:
+    """Register an envelope that was taken as owed."""
+    if cell.owed is NOTHING_OWED:
+        cell.owed = {}
+    if not cell.owed:
+        cell.owed_since = taken_since(cell, envelope)
+    elif envelope[2].__class__ is Aged:
+        cell.owed_since = min(cell.owed_since, taken_since(cell, envelope))
+    cell.owed[target] = envelope
 
 
 def taken_since(cell: Cell, envelope: Envelope) -> float:
     """After which instant an envelope came that is in flight."""
     deliveries = envelope[2]
     return deliveries.since if isinstance(deliveries, Aged) else cell.box.since
-
-
-def take_next(cell: Cell, kind: type) -> Any:
-    """Take the next envelope of the user lane in hand; its message.
-
-    None where the loop that serves the mailbox is to look at it: no ask of just this kind of
-    message, one that has expired, is part of a chain of asks, or is counted past the end of the
-    process; or where something comes before the user lane, or a test's faults between the two; or
-    where another thread may take from that lane, too: it might take what is looked at here. And
-    where it would share its handler's end with what is not like it: with a tell, whose error is a
-    crash, or with an ask whose deadline ends the handler.
-
-    Raises:
-        RuntimeError: Not on the loop thread; or no message is handled whose reply is owed, or was
-            given by its handle.
-    """
-    cell.system.check_loop()
-    inflight = cell.inflight
-    if inflight is None or (inflight[2] != SETTLED and inflight[1] not in cell.owed):
-        raise RuntimeError("take_next() belongs in a handler that took its reply handle by later()")
-    box = cell.box
-    user = box.user
-    current = inflight[1]
-    if current is None or current.__class__ is Unasked or current._cancels:
-        return None
-    if not user or box.urgent or box.returned or box.watched or cell.system.faults is not None:
-        return None
-    if box.closed or box.terms.overflow not in APPENDING:
-        return None
-    envelope = user[0]
-    message, target, _ = envelope
-    if (
-        message.__class__ is not kind
-        or target is None
-        or target._outcome is not PENDING
-        or target._chain
-        or target._cancels
-        or getattr(message, "act_id", None) is not None
-    ):
-        return None
-    user.popleft()
-    cell.inflight = envelope
-    return message
 
 
 def release(cell: Cell, target: Target) -> bool:

@@ -63,6 +63,7 @@ class Room:
         "suspended",
         "terms",
         "unstashed",
+        "until",
         "urgent",
         "user",
         "waiting",
@@ -92,6 +93,7 @@ class Room:
         # keeps two of its own, by the clock of ages, at the looks at the time it takes anyway.
         self.since = NEVER  # What the user lane holds came after it; NEVER while it sleeps.
         self.looked = 0.0  # Its last look; what its handler does began no earlier.
+        self.until = 0.0  # When the batch's time is over.
         self.control = 0
         self.urgent = False
         self.attention = False

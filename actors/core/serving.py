@@ -86,7 +86,7 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
         handled = 0
         look = 0
         began = clock()
-        until = began + BATCH_S
+        box.until = until = began + BATCH_S
         if apart:
             began = ages()
         box.looked = began
@@ -110,7 +110,7 @@ async def serve(cell: Cell, actor: TrioActor) -> str:
                             return how
                         if clock() > until:  # The lane took the batch's time, or more.
                             await checkpoint()
-                            until = clock() + BATCH_S
+                            box.until = until = clock() + BATCH_S
                             if box.control or box.suspended:
                                 box.urgent = True
                                 continue

@@ -23,14 +23,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import trio
 
 from abeyance.actors.core import (
     LATER,
-    ActorCrashError,
     Answer,
+    Reply,
     TrioActor,
 )
 from abeyance.actors.core.errors import OutcomeUnknownError
@@ -50,6 +50,7 @@ from .errors import (
 )
 from .mode import DeferWrites
 from .protocol import Requests
+from .slot_accepts import TOGETHER_MAX
 from .slot_acts import Act, SlotKept
 from .slot_again import read_again
 from .slot_approvals import ApprovalDecided, AskApprovals, Decide
@@ -96,10 +97,6 @@ from .slot_rewind import check_rewind
 from .slot_rows import read_owner
 from .slot_told import Told
 from .slot_view import SlotView
-
-MORE_MAX: Final = 3
-"""Messages that are accepted in the handling of one. The time is looked at with every eighth of
-those, so that it is overrun by less than half a millisecond."""
 
 
 class Slot(TrioActor):
@@ -196,10 +193,9 @@ class Slot(TrioActor):
     def on_receive(self, message: Any) -> Any:
         match message:
             case Accept():
-                accepted = self._accept(message)
-                if accepted is LATER:
-                    self._accept_more()
-                return accepted
+                for accept, reply in self.take_run(TOGETHER_MAX):
+                    self._accept(accept, reply)
+                return LATER
             case AcceptMany():
                 self._check_not_ended(message.accepts[0].agent)
                 return self._take_in(message)
@@ -244,7 +240,10 @@ class Slot(TrioActor):
                 return self._book.open_number(agent)
             case {"again": "wake" | "message"}:
                 again = read_again(message, self._slot)
-                return self._accept(again) if isinstance(again, Accept) else self._take_in(again)
+                if isinstance(again, Accept):
+                    self._accept(again, self.later())
+                    return LATER
+                return self._take_in(again)
             case AttachAgent(agent, ref, limits):
                 self.kept.limit(agent, limits)
                 self._listeners.attach(agent, ref)
@@ -268,36 +267,23 @@ class Slot(TrioActor):
             if self._book.open_turn(agent) is None:
                 self._listeners.tell_withdrawn(agent, TurnWithdrawn(0))
 
-    def _accept(self, accept: Accept) -> Any:
+    def _accept(self, accept: Accept, reply: Reply) -> None:
         if self.kept.ended:
             self._check_not_ended(accept.agent)
         if accept.known or self._reborn:
             earlier = self._ids.acts.get(accept.message)
             if earlier is not None and isinstance(earlier.message, Accept):
-                return self._join(earlier, accept)
+                # The same id is on its way: one message, two callers.
+                check_same(accept, earlier.message.body_crc)
+                earlier.replies.append(reply)
+                return
             receipt = None if earlier is not None else self._ids.stored(accept, self._book)
             if receipt is not None:
-                return receipt
+                reply.set(receipt)
+                return
         if self._lost is not None:
             raise self._lost
-        self._planning.plan(Act(accept, self.later()))
-        return LATER
-
-    def _accept_more(self) -> None:
-        """Accept some of what is behind a message: that costs less than to be handed each."""
-        for _ in range(MORE_MAX):
-            accept = self.take_next(Accept)
-            if accept is None:
-                return
-            try:
-                accepted = self._accept(accept)
-            except ActorCrashError:
-                raise
-            except Exception as error:  # noqa: BLE001 - its sender's, as of any message.
-                self.later().set_exception(error)
-            else:
-                if accepted is not LATER:
-                    self.later().set(accepted)
+        self._planning.plan(Act(accept, reply))
 
     def _check_not_ended(self, agent: str) -> None:
         if agent in self.kept.ended:
@@ -305,12 +291,6 @@ class Slot(TrioActor):
                 f"agent {agent!r} has ended; nothing was accepted; send to an agent that is there",
                 agent=agent,
             )
-
-    def _join(self, earlier: Act, accept: Accept) -> Any:
-        """The same id is on its way: one message, two callers."""
-        check_same(accept, earlier.message.body_crc)
-        earlier.replies.append(self.later())
-        return LATER
 
     def _start_turn(self, start: StartTurn) -> Any:
         self.kept.injects[start.agent] = start.carries_injections

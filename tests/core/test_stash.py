@@ -462,7 +462,7 @@ async def test_message_that_a_shielded_handler_was_to_get_again_is_a_dead_letter
         assert (ref._box.held, accounted(ref)) == (0, 1)
 
 
-@pytest.mark.parametrize("verb", ["stash", "unstash_all", "later", "take_next"])
+@pytest.mark.parametrize("verb", ["stash", "unstash_all", "later", "take_run"])
 async def test_what_moves_a_message_is_refused_in_another_thread_and_moves_none(verb):
     class Strays(TrioActor):
         @classmethod
@@ -470,7 +470,7 @@ async def test_what_moves_a_message_is_refused_in_another_thread_and_moves_none(
             return []
 
         async def on_receive(self, message):
-            acts = {"take_next": lambda: self.take_next(str)}
+            acts = {"take_run": lambda: next(self.take_run(2))}
             with pytest.raises(RuntimeError, match="loop thread"):
                 await trio.to_thread.run_sync(acts.get(verb, getattr(self, verb)))
             self.kept.append(message)

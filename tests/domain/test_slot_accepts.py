@@ -12,6 +12,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from abeyance.actors.domain.drafts import read_said
 from abeyance.actors.domain.errors import MessageConflictError, NotStoredError
 from abeyance.actors.domain.slot_accepts import TOGETHER_BYTES_MAX, TOGETHER_MAX, Accepts
+from abeyance.actors.domain.slot_acts import Act
 from abeyance.actors.domain.slot_messages import Accept, Receipt
 from abeyance.actors.testing import WallClock
 from abeyance.storage import codec
@@ -179,7 +180,8 @@ async def test_an_id_that_is_used_is_refused_alone_though_the_others_share_its_r
         await room.slot.ask(accept("first", known="x"))
         # As if another life of the slot had stored it and this one had not looked.
         monkeypatch.setattr(
-            "abeyance.actors.domain.slot.Slot._accept", lambda slot, said: slot._take_in(said)
+            "abeyance.actors.domain.slot.Slot._accept",
+            lambda slot, said, reply: slot._planning.plan(Act(said, reply)),
         )
         asked: list[Accept] = [accept("a"), accept("second", known="x"), accept("b")]
         first, conflict, last = await outcomes_of([room.slot.ask(said) for said in asked])

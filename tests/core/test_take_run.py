@@ -43,13 +43,11 @@ class Taker(TrioActor):
             return message
         go: list[Any] = []
         self.kept["goes"].append(go)
-        taken: Any = message
-        while taken is not None:
+        for taken, reply in self.take_run(4):
             go.append(taken[0])
             if taken[0] == "poison":
                 raise ActorCrashError("poison")
-            self.kept["replies"].append((taken[0], self.later()))
-            taken = self.take_next(Ask) if len(go) < 4 else None
+            self.kept["replies"].append((taken[0], reply))
         return LATER
 
 
@@ -181,29 +179,55 @@ async def test_nothing_is_taken_ahead_where_a_senders_thread_takes_from_the_mail
         assert [await future for future in futures] == [1, 2, 3]
 
 
-class Hasty(TrioActor):
-    """Takes the next message though it owes no reply of the one it handles."""
+class Slow(Taker):
+    """The second of what it handles takes longer than a batch may."""
+
+    def __init__(self, clock: list[float]) -> None:
+        self._clock = clock
 
     def on_receive(self, message: Any) -> Any:
-        if message == "stash":
-            self.stash()
+        go: list[Any] = []
+        self.kept["goes"].append(go)
+        for taken, reply in self.take_run(40):
+            go.append(taken[0])
+            if taken[0] == 2:
+                self._clock[0] += 60.0
+            reply.set(taken[0])
+        return LATER
+
+
+async def test_a_run_ends_when_the_time_of_its_batch_is_over(autojump_clock: MockClock) -> None:
+    async with ActorSystem() as system:
+        clock = [0.0]
+        system.stopwatch = lambda: clock[0]
+        ref: TrioActorRef[Any] = system.start(Slow, clock)
+        futures = asked(ref, *range(1, 31))
+        assert [await future for future in futures] == list(range(1, 31))
+        # The time is looked at with every eighth behind the first, and ahead of them.
+        assert [len(go) for go in goes(ref)] == [9, *[1] * 7, 14]
+
+
+class Stashes(TrioActor):
+    """Takes messages behind one that it has put aside."""
+
+    def on_receive(self, message: Any) -> Any:
         if message.__class__ is Ask:
             return message[0]
-        return self.take_next(Ask)
+        self.stash()
+        return list(self.take_run(2))
 
 
-@pytest.mark.parametrize("message", ["plain", "stash"])
-async def test_nothing_is_taken_ahead_of_a_reply_that_is_not_owed(
-    message: str, autojump_clock: MockClock
+async def test_nothing_is_taken_where_no_message_is_handled_or_it_was_stashed(
+    autojump_clock: MockClock,
 ) -> None:
     async with ActorSystem() as system:
-        ref = system.start(Hasty)
-        hasty, behind = ref.ask(message, block=False), ref.ask(Ask((1,)), block=False)
-        with pytest.raises(RuntimeError, match="later"):
-            await hasty
+        ref = system.start(Stashes)
+        stashed, behind = ref.ask("stash", block=False), ref.ask(Ask((1,)), block=False)
+        with pytest.raises(RuntimeError, match="stashed"):
+            await stashed
         assert await behind == 1
         with pytest.raises(RuntimeError, match="later"):
-            ref._cell.actor.take_next(Ask)
+            next(ref._cell.actor.take_run(2))
         assert ref.statistics().handled == 2
 
 
@@ -212,9 +236,8 @@ async def test_more_is_taken_behind_a_reply_that_was_given_by_its_handle(
 ) -> None:
     class Prompt(TrioActor):
         def on_receive(self, message: Any) -> Any:
-            while message is not None:
-                self.later().set(message[0])
-                message = self.take_next(Ask)
+            for taken, reply in self.take_run(9):
+                reply.set(taken[0])
             return LATER
 
     async with ActorSystem() as system:
@@ -225,7 +248,7 @@ async def test_more_is_taken_behind_a_reply_that_was_given_by_its_handle(
 
 
 class Forgets(TrioActor):
-    """Takes a second message and ends its handler before it has taken that one's handle."""
+    """Takes a second message and ends its handler before it has kept that one's handle."""
 
     max_deliveries = 1
 
@@ -234,15 +257,16 @@ class Forgets(TrioActor):
         self.kept_replies = kept
 
     async def on_receive(self, message: Any) -> Any:
-        self.kept_replies.append(self.later())
-        assert self.take_next(Ask) == ("taken",)
+        run = self.take_run(2)
+        self.kept_replies.append(next(run)[1])
+        assert next(run)[0] == ("taken",)
         if self.ends == "fails":
             raise ValueError("taken")
         if self.ends == "crashes":
             raise ActorCrashError("taken")
         if self.ends == "waits":
             await trio.sleep_forever()
-        return LATER if self.ends == "forgets" else "value"
+        return "value"
 
 
 def outcome_of(future: Any) -> Any:
@@ -254,7 +278,6 @@ def outcome_of(future: Any) -> Any:
     ("ends", "outcome", "counts"),
     [
         ("fails", ValueError, "handled"),
-        ("forgets", RuntimeError, "handled"),
         ("returns", "value", "handled"),
     ],
 )
@@ -276,7 +299,7 @@ async def test_outcome_of_a_handler_is_that_of_the_message_it_took_last(
 
 
 @pytest.mark.parametrize("ends", ["crashes", "killed", "stopped_now", "run_is_cancelled"])
-async def test_message_that_was_taken_ends_once_when_its_handler_is_ended_before_it_is_owed(
+async def test_message_that_was_taken_ends_once_when_its_handler_is_ended(
     ends: str, autojump_clock: MockClock
 ) -> None:
     replies: list[Any] = []
@@ -311,8 +334,11 @@ async def test_nothing_is_taken_behind_what_ends_its_handler_in_another_way(
 
     class Takes(TrioActor):
         def on_receive(self, message: Any) -> Any:
-            self.later().set(None)
-            took.append((message[0], self.take_next(Ask)))
+            run = []
+            for taken, reply in self.take_run(9):
+                run.append(taken[0])
+                reply.set(None)
+            took.append(run)
             return LATER
 
     async with ActorSystem() as system:
@@ -321,4 +347,4 @@ async def test_nothing_is_taken_behind_what_ends_its_handler_in_another_way(
         ref.ask(Ask(("cancels",)), cancel_on_timeout=True)
         ref.ask(Ask(("ask",)), block=False)
         await ref.ask(Ask(("cancels too",)), cancel_on_timeout=True)
-    assert took == [("tell", None), ("cancels", None), ("ask", None), ("cancels too", None)]
+    assert took == [["tell"], ["cancels"], ["ask"], ["cancels too"]]
