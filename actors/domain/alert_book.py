@@ -36,11 +36,13 @@ FRAMEWORK: Final = "framework"
 DIRECTORY_CHARS_MAX: Final = 500
 EPISODE_CHARS_MAX: Final = 200
 
-UnsentOf: TypeAlias = Literal["prompt", "transcript"]
-"""What a turn's requests cannot be made of."""
-_UNSENT: Final[dict[UnsentOf, str]] = {
+FailingOf: TypeAlias = Literal["prompt", "transcript", "task"]
+"""By what an agent's turns fail, until somebody mends it: what their requests cannot be made of, or
+what their task dies of."""
+_FAILING: Final[dict[FailingOf, str]] = {
     "prompt": "system_prompt",
     "transcript": "transcript_unreadable",
+    "task": "turn_died",
 }
 
 _logger = Log(__name__)
@@ -53,8 +55,9 @@ class Alert:
     Attributes:
         id: Its number, for ever; None where the store could not take it yet.
         kind: `provider_wait`, `approval`, `run_waiting`, `run_recovery`, `agent_parked`,
-            `runs_parked`, `schedules_parked`, `context_unreadable`, `transcript_unreadable` or
-            `system_prompt`; `unreadable` for a row of the alerts that cannot be trusted.
+            `runs_parked`, `schedules_parked`, `context_unreadable`, `transcript_unreadable`,
+            `turn_died` or `system_prompt`; `unreadable` for a row of the alerts that cannot be
+            trusted.
         agent: Whom it concerns; `framework` where it concerns all, and a run's key for a run.
         model: Which model; `*` where it concerns all.
         text: What there is to know and what can be done, in one line.
@@ -242,6 +245,13 @@ def alert_text(raised: RaiseAlert, directory: str) -> str:
             f"without it: abeyance rewind {where} {shlex.quote(agent)} --place N. See "
             f"abeyance check {where}."
         )
+    elif raised.kind == "turn_died":
+        text = (
+            f"A turn of agent {agent} has failed: {reason}. What it was to answer is in the "
+            "transcript and is not asked again by itself; the next message begins another turn. "
+            "What a host dies of is in its own log; a rewind takes out a message that kills it: "
+            f"abeyance rewind {where} {shlex.quote(agent)} --place N."
+        )
     elif raised.kind == "context_unreadable":
         text = (
             f"The summary of agent {agent}'s older messages cannot be read: {reason}. No message "
@@ -336,11 +346,10 @@ class AlertDesk:
         reason = f"row ({slot!r}, {agent!r}, {last}) of table contexts: {cause}"
         self.tell(RaiseAlert("context_unreadable", agent, EVERY, "context", reason, None, episode))
 
-    def unsent(self, agent: str, of: UnsentOf, since: int, problem: str) -> None:
-        """No request can be made from an agent's transcript, or from the function that gives its
-        system prompt: every turn has failed since one."""
+    def failing(self, agent: str, of: FailingOf, since: int, problem: str) -> None:
+        """Every turn of an agent has failed by the same thing since one."""
         episode = f"{of}:{since}:{agent}"[:EPISODE_CHARS_MAX]
-        self.tell(RaiseAlert(_UNSENT[of], agent, EVERY, of, problem, None, episode))
+        self.tell(RaiseAlert(_FAILING[of], agent, EVERY, of, problem, None, episode))
 
     def parked(self, agent: str, error: BaseException) -> None:
         """One of an agent's groups crashed too often."""

@@ -190,8 +190,8 @@ class AlertRaised(AgentEvent):
 
     Attributes:
         alert: The alert's number. None where the store could not take it.
-        about: The alert's kind: `provider_wait`, `agent_parked`, `transcript_unreadable` or
-            `system_prompt`.
+        about: The alert's kind: `provider_wait`, `agent_parked`, `transcript_unreadable`,
+            `turn_died` or `system_prompt`.
         model: The model, or `*`.
         deadline_ms: When what it tells of ends; None: not by itself.
         text: What there is to know, and what can be done.

@@ -34,7 +34,7 @@ from abeyance.storage.tables.blocks import Block, TextBlock, ToolUseBlock, attac
 from abeyance.storage.tables.slots import Body, Held
 
 from .agent_limits import DEFAULT_LIMITS, AgentLimits, AgentRoom
-from .alert_book import AlertDesk, UnsentOf
+from .alert_book import AlertDesk, FailingOf
 from .approvals import denial_of
 from .attachment_reading import with_attachments
 from .budgets import Budget
@@ -75,6 +75,8 @@ from .wait_book import Deferral
 
 ATTEMPTS_MAX: Final = 3
 """Lives of one turn's task; past it the turn fails with a marker instead of crashing for ever."""
+DIED: Final = "turn_died"
+"""The failure of a turn whose task died too often."""
 MARKER_CHARS_MAX: Final = 500
 NOTHING_MARKER: Final = "a rewind took out what this turn was to answer; it made no call"
 _TAKE_SPENT: Final = (RecordRound, HoldTurn, EndTurn)
@@ -211,7 +213,9 @@ class TurnTask:
             await self.cancel(self.start.cancelled_by)
             return TurnEnded("cancelled")
         if self.start.attempts > ATTEMPTS_MAX:
-            return await self._fail(f"this turn failed: its task died {ATTEMPTS_MAX} times")
+            why = f"its task died {ATTEMPTS_MAX} times"
+            self._tell_failing("task", DIED, f"{why} without a reply that was recorded")
+            return await self._fail(f"this turn failed: {why}", DIED)
         if self.start.rewound:
             await self.end("cancelled", NOTHING_MARKER, give_back=False)
             return TurnEnded("cancelled")
@@ -287,16 +291,20 @@ class TurnTask:
         self._system = read_prompt(seams.store, start.agent, number)
 
     async def _unsent(
-        self, error: UnreadableRecordError | SystemPromptError, problem: str, of: UnsentOf
+        self, error: UnreadableRecordError | SystemPromptError, problem: str, of: FailingOf
     ) -> TurnEnded:
         """Fail the turn by what none of its requests can be made from."""
-        if self._seams.alerts is not None:
-            agent, turn = self.start.agent, self.start.turn
-            since = failed_since(self._seams.store, agent, turn, error.code)
-            if since is not None:
-                self._seams.alerts.unsent(agent, of, since, problem)
+        self._tell_failing(of, error.code, problem)
         text = f"this turn failed: {error}"
         return await self._fail(clean_text(text, MARKER_CHARS_MAX), error.code)
+
+    def _tell_failing(self, of: FailingOf, failure: str, problem: str) -> None:
+        """Tell operators, once for all turns that fail in a row by this."""
+        if self._seams.alerts is not None:
+            agent, turn = self.start.agent, self.start.turn
+            since = failed_since(self._seams.store, agent, turn, failure)
+            if since is not None:
+                self._seams.alerts.failing(agent, of, since, problem)
 
     async def _compile(self) -> None:
         """Read the slot, but for what a summary stands for. Nothing else writes it while this turn
