@@ -162,7 +162,8 @@ async def test_the_third_crash_of_a_turn_fails_it_with_a_marker_and_a_closed_gap
         lines = await shown(ana)
         assert lines[-1] == "marker: this turn failed: its task died 3 times"
         assert (world.turns()[0].state, world.turns()[0].failure) == ("failed", "turn_died")
-        await until(lambda: bool(world.runtime.alerts()))
+        with trio.fail_after(30):
+            await until(lambda: bool(world.runtime.alerts()))
         (alert,) = world.runtime.alerts()
         assert (alert.kind, alert.agent) == ("turn_died", "ana")
         assert "its task died 3 times" in alert.text
