@@ -133,6 +133,10 @@ async def test_description_has_each_verb_with_its_fields_and_says_which_need_the
         ({"content": b'{"agent": "ana", "verb": "status"}'}, (422, "invalid_field")),
         ({"content": b'{"agent": "ana", "nonsense": 1}'}, (422, "invalid_field")),
         ({"content": b'{"agent": 7}'}, (422, "invalid_field")),
+        (
+            {"content": b'{"agent": "ana", "requester": "x", "model": "m9", "model": "*"}'},
+            (422, "invalid_field"),
+        ),
         ({"content": b"{}"}, (422, "invalid_field")),
         ({"content": b" " * (REQUEST_BYTES_MAX + 1)}, (413, "request_too_large")),
         ({"content": b"{}", "kind": "text/plain"}, (415, "not_json")),

@@ -12,6 +12,7 @@ Runs in: the loop thread.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -58,12 +59,17 @@ def query_fields(items: Sequence[tuple[str, str]]) -> dict[str, str]:
     Raises:
         InvalidFieldError: One is given twice.
     """
+    return _each_once(items, "query")
+
+
+def _each_once(items: Sequence[tuple[str, Any]], where: str) -> dict[str, Any]:
+    """The fields, where none is given twice: of two, the wider might be taken."""
     fields = dict(items)
     if len(fields) < len(items):
         names = [name for name, _ in items]
         twice = next(name for name in names if names.count(name) > 1)
         raise InvalidFieldError(
-            f"the query has {twice[:80]!r} twice; nothing was done; give it once",
+            f"the {where} has {twice[:80]!r} twice; nothing was done; give it once",
             field=clean_text(twice, 80),
         )
     return fields
@@ -74,9 +80,11 @@ def body_fields(body: bytes) -> dict[str, Any]:
 
     Raises:
         MalformedRequestError: It is no JSON object.
+        InvalidFieldError: One is given twice.
     """
     try:
         fields = msgspec.json.decode(body or b"{}")
+        json.loads(body or b"{}", object_pairs_hook=lambda pairs: _each_once(pairs, "body"))
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise MalformedRequestError(
             f"the body is not JSON ({error}); nothing was done; send one object"
