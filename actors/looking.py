@@ -14,6 +14,7 @@ from collections.abc import Collection
 from datetime import datetime
 from typing import TYPE_CHECKING, cast
 
+from .core.events import kinds_known
 from .core.hub import CAPACITY, Subscription
 from .core.tree import DEPTH, NODES, WIDTH, TreeNode
 from .domain.alert_book import (
@@ -21,6 +22,7 @@ from .domain.alert_book import (
     check_after,
     read_alerts,
 )
+from .domain.errors import InvalidInputError
 from .domain.slot_inbox import InboxRow, check_listing, read_inbox
 from .domain.spent_reading import Asked, By, UsageReport, read_report
 from .members import Member
@@ -110,10 +112,17 @@ class LookVerbs:
 
         Args:
             capacity: How many unread events are held.
-            kinds: Only events of these kinds. None is all.
+            kinds: Only events of these kinds; those of a host's own classes, too. None is all.
+        Raises:
+            InvalidInputError: No event has one of these kinds; its reader would wait for ever.
         """
         runtime = cast("Runtime", self)
         runtime._check_open()
+        if kinds is not None and not isinstance(kinds, str):
+            kinds = frozenset(kinds)
+            unknown = sorted(kinds - kinds_known())
+            if unknown:
+                raise InvalidInputError("kinds", f"no event is of the kind {unknown[0]!r}")
         return runtime._system.events(capacity=capacity, kinds=kinds)
 
     async def inbox(

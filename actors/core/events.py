@@ -36,6 +36,16 @@ class Event:
         }
 
 
+def kinds_known() -> set[str]:
+    """The kinds of all classes of events that there are."""
+    found, left = {Event}, [Event]
+    while left:
+        more = left.pop().__subclasses__()
+        left += more
+        found.update(more)
+    return {each.kind for each in found}
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, BaseException):
         failure = Failure.of(value, 0)

@@ -165,6 +165,7 @@ async def test_request_that_is_malformed_is_refused_and_nothing_is_done(
         ("/v1/run?run=nothing", (404, "unknown_run")),
         ("/v1/nothing", (404, "unknown_verb")),
         ("/v1/events?nonsense=1", (422, "invalid_field")),
+        ("/v1/events?kinds=wait_released,bogus", (422, "invalid_input")),
         ("/nothing", (404, "unknown_path")),
         ("/v1/%0d%0aset-cookie:%20a=b", (404, "unknown_verb")),
     ],
