@@ -182,6 +182,17 @@ async def test_query_that_is_malformed_is_refused(
         assert "\r" not in text
 
 
+@pytest.mark.parametrize("method", ["DELETE", "OPTIONS", "PATCH"])
+@pytest.mark.parametrize("path", ["/v1/status", "/healthz", "/nothing"])
+async def test_method_that_no_path_has_is_a_refusal_like_any_other(
+    state: Path, method: str, path: str
+) -> None:
+    async with opened(state) as (_, client):
+        answer = await client.request(method, path)
+        assert code(answer) == (405, "wrong_method")
+        assert "GET" in answer.headers["allow"]
+
+
 async def test_failure_of_a_request_is_one_answer_and_one_line_and_the_host_lives_on(
     state: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -84,7 +84,8 @@ class Api:
                 Route("/v1/events", looks(self._events), methods=["GET"]),
                 Route("/v1/{verb}", self._verb, methods=["GET", "POST"]),
                 Route("/{path:path}", looks(self._nowhere), methods=["GET", "POST"]),
-            ]
+            ],
+            exception_handlers={405: _wrong_method},
         )
 
     def _guarded(self, handler: _Handler, *, changes: bool) -> _Handler:
@@ -183,6 +184,13 @@ class Api:
             )
         chosen = None if kinds is None else [kind for kind in kinds.split(",") if kind]
         return _Stream(self, self._runtime.events(kinds=chosen))
+
+
+def _wrong_method(request: Request, error: Exception) -> Response:
+    """A method that a path has not; starlette's own answer is no refusal that a program reads."""
+    allowed = dict(getattr(error, "headers", None) or {})
+    text = f"{request.method[:20]} is no method of this path; nothing was done; see `allow`"
+    return _refused(HttpRefusedError(405, "wrong_method", text, allowed))
 
 
 class _Stream(Response):
