@@ -156,7 +156,7 @@ class EphemeralRun:
         )
         streak = Streak()
         while True:
-            span = turn_span(seams.spans, settings, root=False)
+            span = turn_span(seams.spans, settings, once=self._spec_name)
             start: TurnStart | NothingToDo | Quiesced = await self.slot.ask(
                 StartTurn(
                     agent=self.name,

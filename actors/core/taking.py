@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+from .carried import bare
 from .future import PENDING, Unasked
 from .hand import note_owed, owe
 from .replies import Reply
@@ -43,10 +44,13 @@ def take_run(cell: Cell, most: int) -> Iterator[tuple[Any, Reply]]:
     """
     first, over = owe(cell)
     assert cell.inflight is not None
-    message = cell.inflight[0]
+    sent = cell.inflight[0]
+    message = bare(sent)
     yield message, Reply(cell, first, over)
     box, kind = cell.box, message.__class__
     if first.__class__ is Unasked or first._cancels or cell.system.faults is not None:
+        return
+    if message is not sent:  # Those behind it are of other traces, or of none.
         return
     if box.terms.overflow not in APPENDING:
         return

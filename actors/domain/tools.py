@@ -334,7 +334,7 @@ class ToolRunner:
         try:
             # A tool's body is the host's code: the table of asks is for the runtime's own actors.
             # Its agent's turn waits for it, so nothing in it may wait for that agent.
-            system, span = self._system, tool_span(self._spans, call)
+            system, span = self._system, tool_span(self._spans, call, in_doubt=counter > 0)
             with span, in_role(None), in_chain(f"agent:{key[0]}", system=system):
                 result = await self._settle(key, call, tool, counter, running)
                 if result.is_error:

@@ -25,16 +25,22 @@ COMMIT: Final = "abeyance.commit"
 ROUND: Final = "abeyance.round"
 
 
-def turn_span(spans: Spans, settings: TurnSettings, *, root: bool = True) -> Span:
-    """Of one life of a turn. It begins as the turn is asked for, and waits for its slot too."""
-    operation = "invoke_agent"
+def turn_span(spans: Spans, settings: TurnSettings, *, once: str | None = None) -> Span:
+    """Of one life of a turn. It begins as the turn is asked for, and waits for its slot too.
+
+    Args:
+        once: Of what is used once, what its specification is called: its own name is no other
+            run's. It is within what is current where it was started.
+    """
+    operation, name = "invoke_agent", once or settings.name
     said: Attributes = {
         "gen_ai.operation.name": operation,
-        "gen_ai.agent.name": settings.name,
+        "gen_ai.agent.name": name,
+        "gen_ai.agent.id": settings.name,
         "gen_ai.request.model": settings.model,
         "abeyance.slot": settings.slot,
     }
-    return spans(f"{operation} {settings.name}", said, root=root)
+    return spans(f"{operation} {name}", said, root=once is None)
 
 
 def ended(span: Span, state: str) -> None:
@@ -67,12 +73,14 @@ def replied(span: Span, reply: ModelReply) -> None:
     )
 
 
-def tool_span(spans: Spans, call: ToolUseBlock) -> Span:
-    """Of one tool's body, and of the commits that it is between."""
+def tool_span(spans: Spans, call: ToolUseBlock, *, in_doubt: bool) -> Span:
+    """Of one tool's body, and of the commits that it is between; or of what its policy says of a
+    call that a death cut off."""
     operation = "execute_tool"
     said: Attributes = {
         "gen_ai.operation.name": operation,
         "gen_ai.tool.name": call.name,
         "gen_ai.tool.call.id": call.id,
+        "abeyance.in_doubt": in_doubt or None,
     }
     return spans(f"{operation} {call.name}", said)

@@ -22,6 +22,8 @@ from abeyance.actors.core import (
     TrioActorRef,
 )
 
+from .test_tracing import TRACER
+
 
 class Ask(tuple[Any, ...]):
     """What is taken together."""
@@ -348,3 +350,15 @@ async def test_nothing_is_taken_behind_what_ends_its_handler_in_another_way(
         ref.ask(Ask(("ask",)), block=False)
         await ref.ask(Ask(("cancels too",)), cancel_on_timeout=True)
     assert took == [["tell"], ["cancels"], ["ask"], ["cancels too"]]
+
+
+async def test_message_that_brings_a_trace_is_handed_over_as_it_was_sent_and_taken_alone() -> None:
+    async with ActorSystem(trace=True) as system:
+        ref = await start(system)
+        with TRACER.start_as_current_span("sender"):
+            futures = asked(ref, "a", "b")
+        futures += asked(ref, "c", "d")
+        await wait_all_tasks_blocked()
+        assert ref._cell.kept["goes"] == [["a"], ["b"], ["c", "d"]]
+        settle(ref)
+        assert [await future for future in futures] == ["a", "b", "c", "d"]

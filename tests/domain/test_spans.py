@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind
 from trio.testing import MockClock
 
+from abeyance.actors import AgentSpec
 from abeyance.actors.providers.port import ModelReply
 from abeyance.actors.testing import call_tool, fail, reply
 from abeyance.actors.testing.scripted import ScriptedCall
@@ -181,3 +182,28 @@ async def test_runtime_that_does_not_trace_makes_no_span_and_writes_no_place(
         (turn,) = world.turns()
     assert turn.trace is None
     assert not finished()
+
+
+async def test_what_is_used_once_is_called_as_its_specification_within_what_is_current(
+    world: World, virtual_time: MockClock
+) -> None:
+    spec = AgentSpec(name="sum", provider=world.provider([reply("in short")]), model="m")
+    async with world.open(trace=True) as runtime:
+        with PROVIDER.get_tracer("host").start_as_current_span("nightly"):
+            await runtime.run_ephemeral(spec, "go")
+    assert "nightly > invoke_agent sum > abeyance.round > chat m" in tree()
+    (life,) = named("invoke")
+    assert said(life)["gen_ai.agent.name"] == "sum"
+    assert said(life)["gen_ai.agent.id"] != "sum"
+
+
+async def test_call_that_a_death_cut_off_is_marked_as_in_doubt(
+    world: World, virtual_time: MockClock
+) -> None:
+    assert lived(tracing.live, world.directory, "tool.after_started").status == -9
+    async with world.open(trace=True):
+        ana = await world.add([reply("done")], tools=[tool("look", lambda: "sun")])
+        await ana.wait_idle()
+    (body,) = named("execute")
+    assert said(body)["abeyance.in_doubt"] is True
+    assert said(body)["error.type"] == "tool_error", "nobody knows what it came to"
