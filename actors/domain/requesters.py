@@ -7,7 +7,7 @@ for one of another door, nor write a line of a log.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 from abeyance.actors.core.logs import Log
 
@@ -17,6 +17,7 @@ from .ingress import clean_text
 Door: TypeAlias = Literal["api", "cli", "http"]
 """`api`: the host's own code. `cli`: the control socket, whose mode of 0600 is its gate. `http`:
 the HTTP API, which has its admin token, and behind that the host's gate."""
+DOORS: Final[tuple[str, ...]] = get_args(Door)
 REQUESTER_CHARS_MAX: Final = 200
 
 _logger = Log(__name__)
@@ -46,8 +47,10 @@ def read_requester(requester: object, door: Door) -> str:
     """The requester in one bounded line, behind its door's name.
 
     Raises:
-        InvalidInputError: It is not text, or says nothing; nothing was done.
+        InvalidInputError: It is not text, or says nothing, or the door is none; nothing was done.
     """
+    if not isinstance(door, str) or door not in DOORS:
+        raise InvalidInputError("door", f"must be one of {', '.join(DOORS)}")
     if not isinstance(requester, str):
         kind = type(requester).__name__
         raise InvalidInputError("requester", f"must be text, not {kind}")

@@ -16,7 +16,7 @@ from msgspec import structs
 
 from abeyance.actors import AgentSpec, HostedRuntime, HttpApi, Runtime, open_runtime
 from abeyance.actors.core.errors import AbeyanceError
-from abeyance.actors.domain.errors import NotPermittedError
+from abeyance.actors.domain.errors import InvalidInputError, NotPermittedError
 from abeyance.actors.domain.protocol import RecordWait
 from abeyance.actors.domain.requesters import OperatorAct
 from abeyance.actors.ops import cli
@@ -205,6 +205,15 @@ async def test_requester_that_says_nothing_is_refused_by_the_api(
 ) -> None:
     async with opened(state, Api) as way:
         assert await way.release("bo", ABSENT, requester) == "requester"
+        assert log(way.runtime) == []
+
+
+@pytest.mark.parametrize("named", ["", "x\n[ops]", None, 7, "API"], ids=repr)
+async def test_door_that_is_none_of_the_runtimes_is_refused(state: Path, named: Any) -> None:
+    async with opened(state, Api) as way:
+        with pytest.raises(InvalidInputError) as refused:
+            await way.runtime.release_provider_wait("bo", requester="me", door=named)
+        assert refused.value.field == "door"
         assert log(way.runtime) == []
 
 
