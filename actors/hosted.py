@@ -171,9 +171,12 @@ class HostedRuntime(HostedRunVerbs, HostedScheduleVerbs, HostedApprovalVerbs, Ho
         Raises:
             StoreLostError: The writer died for good while it was open.
             WouldDeadlockError: Called on a thread that runs trio; nothing was done.
+            StopCycleError: Called on a thread that a handler waits for; nothing was done.
         """
         refuse_on_loop("close")
         with self._changing:
+            if self._host is not None:
+                self._host.check_close()
             host, self._host, self._runtime = self._host, None, None
             if host is None or self._ended is None:
                 return

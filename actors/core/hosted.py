@@ -95,6 +95,14 @@ class HostedSystem:
             if not self._over:
                 _active.append(self)
 
+    def check_close(self) -> None:
+        """Raise what `close` would raise before it does anything. Any thread."""
+        if threading.current_thread() is self._thread:
+            raise WouldDeadlockError(
+                "close() on the loop thread; nothing was done; await shutdown()"
+            )
+        check_end(str(self.system), lambda cell: cell.system is self.system)
+
     def close(self) -> ShutdownReport | None:
         """Shut down and end the loop thread; return the report. Blocks.
 
@@ -107,11 +115,7 @@ class HostedSystem:
             StopCycleError: Called on a thread that a handler waits for; nothing was done.
             ExceptionGroup: What ended the run, if an error did.
         """
-        if threading.current_thread() is self._thread:
-            raise WouldDeadlockError(
-                "close() on the loop thread; nothing was done; await shutdown()"
-            )
-        check_end(str(self.system), lambda cell: cell.system is self.system)
+        self.check_close()
         with _lock:
             if self in _active:
                 _active.remove(self)

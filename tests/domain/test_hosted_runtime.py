@@ -11,10 +11,11 @@ from typing import Any
 
 import pykka
 import pytest
+import trio
 
 from abeyance.actors import AgentSpec, Draft, HostedRuntime, Runtime, TrioActor
 from abeyance.actors.conversations import Conversation
-from abeyance.actors.core.errors import AskCycleError, WouldDeadlockError
+from abeyance.actors.core.errors import AskCycleError, StopCycleError, WouldDeadlockError
 from abeyance.actors.domain.errors import (
     AgentExistsError,
     InvalidSpecError,
@@ -383,3 +384,25 @@ def test_figures_are_read_under_threads(host: HostedRuntime) -> None:
     found = host.statistics()
     assert (found.agents, found.waits) == ({"idle": 1}, 0)
     assert host.unpark("runs", requester="ops") is False
+
+
+class Runs(TrioActor):
+    """Runs what it is asked in a thread, and waits for it."""
+
+    async def on_receive(self, message: Any) -> Any:
+        return await trio.to_thread.run_sync(message)
+
+
+def test_close_that_a_handler_would_wait_for_is_refused_and_leaves_all_as_it_was(
+    host: HostedRuntime,
+) -> None:
+    ana = host.add_agent(spec(echo()))
+    actor = Runs.start()
+    with pytest.raises(StopCycleError):
+        actor.ask(host.close, timeout=WAIT_S)
+    ana.send("go")
+    ana.wait_idle()
+    assert actor.ask(lambda: 1, timeout=WAIT_S) == 1
+    host.close()
+    with pytest.raises(RuntimeClosedError):
+        ana.send("more")
