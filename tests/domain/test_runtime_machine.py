@@ -347,6 +347,7 @@ def test_a_runtime_is_what_its_model_is_after_every_step(steps: list[Operation])
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
 @given(PROGRAMS)
 def test_a_runtime_is_what_its_model_is_through_many_longer_lives(steps: list[Operation]) -> None:

@@ -190,7 +190,8 @@ async def test_all_comes_to_rest_as_if_nobody_had_died(
             for agent in agents:
                 nursery.start_soon(load.drive, agent)
             nursery.start_soon(killer.run)
-        assert sum(killer.kills.values()) >= KILLS // 2
+        # A turn's task is there to be killed only while a turn lives.
+        assert sum(killer.kills.values()) >= KILLS // 4
         with trio.fail_after(1_000):
             for agent in agents:
                 while True:
