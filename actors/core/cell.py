@@ -465,7 +465,7 @@ class Cell:
         count = len(self.watchers)
         if count >= _WATCHERS and count & (count - 1) == 0:
             # Those that ended are told nothing. Looked for at each doubling, they cost each watch
-            # a step or two, and are never more than there are others.
+            # a step or two, and all are never more than twice as many as ever lived at once.
             self.watchers = {
                 cell: own
                 for cell, own in self.watchers.items()
