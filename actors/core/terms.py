@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 OVERFLOWS: Final = ("reject", "block", "drop_oldest", "drop_newest", "coalesce")
 ABSENCES: Final = ("queue", "fail")
+PAST_DELIVERIES: Final = ("quarantine", "park")
 
 HIGH_MARK: Final = 0.8
 LOW_MARK: Final = 0.5
@@ -58,6 +59,7 @@ def terms_of(kind: type[TrioActor]) -> Terms:
     known = kind._terms  # Its own, or those of a class it derives from.
     if known is not None and known[0] is kind:
         return known[1]
+    _check_deliveries(kind)
     terms = _terms(
         kind.mailbox_capacity,
         kind.overflow,
@@ -69,6 +71,17 @@ def terms_of(kind: type[TrioActor]) -> Terms:
     )
     kind._terms = (kind, terms)
     return terms
+
+
+def _check_deliveries(kind: type[TrioActor]) -> None:
+    """Refuse at its first start what would show at its first crash."""
+    most, past, durably = kind.max_deliveries, kind.past_deliveries, kind.counts_durably
+    if type(most) is not int or most < 1:
+        raise ValueError(f"max_deliveries must be a whole number of at least 1, not {most!r}")
+    if past not in PAST_DELIVERIES:
+        raise ValueError(f"past_deliveries must be {' or '.join(PAST_DELIVERIES)}, not {past!r}")
+    if type(durably) is not bool:
+        raise ValueError(f"counts_durably must be True or False, not {durably!r}")
 
 
 @lru_cache(maxsize=1024)  # A host may make classes as it goes.

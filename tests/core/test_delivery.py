@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 
 import pytest
 import trio
@@ -1053,3 +1054,24 @@ async def test_sink_that_raises_is_counted_and_isolated(sink, failures, autojump
         assert [entry.message for entry in system.dead_letters.entries] == ["unhandled"]
         assert system.statistics().sink_failures == len(given) > 0
         assert failures is None or len(given) == failures
+
+
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ("max_deliveries", 0),
+        ("max_deliveries", 1.5),
+        ("max_deliveries", "3"),
+        ("max_deliveries", True),
+        ("past_deliveries", "parc"),
+        ("counts_durably", "no"),
+    ],
+)
+async def test_actor_whose_class_says_nonsense_of_deliveries_is_not_started(
+    field: str, said: Any
+) -> None:
+    kind = type("Odd", (TrioActor,), {field: said})
+    async with ActorSystem() as system:
+        with pytest.raises(ValueError, match=field):
+            system.start(kind)
+        assert system.statistics().actors == 0
