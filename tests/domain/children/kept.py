@@ -103,10 +103,10 @@ async def work(runtime: Runtime) -> None:
 async def poison_accept(runtime: Runtime) -> None:
     accept = Slot._accept
 
-    def dying(self: Slot, message: Any) -> Any:
+    def dying(self: Slot, message: Any, reply: Any) -> Any:
         if message.message == "poison":
             die()
-        return accept(self, message)
+        return accept(self, message, reply)
 
     Slot._accept = dying  # type: ignore[method-assign]
     spec = AgentSpec(name="ana", provider=ScriptedProvider.echo(), model="m")
