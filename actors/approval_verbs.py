@@ -13,7 +13,6 @@ from .core.errors import ActorDeadError
 from .domain.approvals import ApprovalReceipt, ApprovalRow, read_id, waiting_of
 from .domain.errors import AgentEndedError, InvalidInputError
 from .domain.ingress import check_name, clean_text
-from .domain.requesters import Door
 from .domain.slot_approvals import Decide
 from .lifetime import closed
 
@@ -59,7 +58,6 @@ class ApprovalVerbs:
         *,
         requester: str,
         note: str = "",
-        door: Door = "api",
     ) -> ApprovalReceipt:
         """Let a tool call that waits for a person be made. An operator's act.
 
@@ -73,7 +71,6 @@ class ApprovalVerbs:
             id: As `approvals` lists it.
             requester: Who decides, as it is recorded behind the door's name.
             note: For whoever looks later: one line, cut off at 500 characters.
-            door: The way the request came; `api` asks the host's admin gate.
         Returns:
             What was decided, by whom and when; also where somebody decided so before.
         Raises:
@@ -87,7 +84,7 @@ class ApprovalVerbs:
             AgentParkedError, AgentEndedError, OwnershipLostError, RuntimeClosedError: As for
                 `AgentHandle.send`.
         """
-        return await self._decide("approve", "approved", id, requester, note, door)
+        return await self._decide("approve", "approved", id, requester, note)
 
     async def deny(
         self,
@@ -95,13 +92,12 @@ class ApprovalVerbs:
         *,
         requester: str,
         note: str = "",
-        door: Door = "api",
     ) -> ApprovalReceipt:
         """Have a tool call that waits for a person not made: its model is told, with the note.
 
         As `approve`.
         """
-        return await self._decide("deny", "denied", id, requester, note, door)
+        return await self._decide("deny", "denied", id, requester, note)
 
     async def _decide(
         self,
@@ -110,12 +106,11 @@ class ApprovalVerbs:
         id_: str,
         requester: str,
         note: str,
-        door: Door,
     ) -> ApprovalReceipt:
         runtime = cast("Runtime", self)
         runtime._check_open()
         key, said = read_id(id_), read_note(note)
-        by = runtime._permitted(verb, key[0], requester, door)
+        by = runtime._permitted(verb, key[0], requester)
         if key[0] not in runtime._members:
             runtime._check_not_owned_elsewhere(key[0])
         member = runtime._member(key[0])

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from .domain.archive_book import ArchivedMessage, Kind
-from .domain.requesters import Door, read_requester
+from .domain.requesters import read_requester
 from .replays import actor_of, read_page, replay
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ class ArchiveVerbs:
         id: int,  # noqa: A002
         *,
         requester: str,
-        door: Door = "api",
     ) -> ArchivedMessage:
         """Send a dead letter's message to its actor again, as a tell; count it in its row.
 
@@ -57,8 +56,8 @@ class ArchiveVerbs:
 
         Args:
             id: The row's number.
-            requester: Who asks, as for `release_provider_wait`; so is `door`. The admin gate is
-                asked about the row's actor.
+            requester: Who asks, as for `release_provider_wait`. The admin gate is asked about the
+                row's actor.
         Returns:
             The row as it stands. What becomes of the message shows as a row of its own, if it ends
             so again.
@@ -71,24 +70,23 @@ class ArchiveVerbs:
             ActorDeadError, MailboxFullError: Nobody took it; nothing was sent, nor counted.
             NotStoredError: The count could not be stored; nothing was sent.
         """
-        return await self._replay("dead_letter", id, requester, door)
+        return await self._replay("dead_letter", id, requester)
 
     async def replay_quarantined(
         self,
         id: int,  # noqa: A002
         *,
         requester: str,
-        door: Door = "api",
     ) -> ArchivedMessage:
         """Send a quarantined message to its actor again. As `replay_dead_letter`."""
-        return await self._replay("quarantine", id, requester, door)
+        return await self._replay("quarantine", id, requester)
 
-    async def _replay(self, kind: Kind, number: int, requester: str, door: Door) -> ArchivedMessage:
+    async def _replay(self, kind: Kind, number: int, requester: str) -> ArchivedMessage:
         runtime = cast("Runtime", self)
         runtime._check_open()
-        read_requester(requester, door)  # What is malformed is told before what is not there.
+        read_requester(requester)  # What is malformed is told before what is not there.
         verb = "replay_dead_letter" if kind == "dead_letter" else "replay_quarantined"
-        by = runtime._permitted(verb, actor_of(runtime._store, kind, number), requester, door)
+        by = runtime._permitted(verb, actor_of(runtime._store, kind, number), requester)
         with runtime._lifetime.answers():
             return await replay(
                 runtime._archive,

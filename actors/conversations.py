@@ -33,7 +33,6 @@ from .domain.chosen_model import chosen_of, with_choice
 from .domain.context_rows import read_summaries, record_of
 from .domain.errors import InvalidInputError, not_stored
 from .domain.ingress import check_name
-from .domain.requesters import Door
 from .domain.slot_edit_book import is_recast, read_recast
 from .domain.slot_messages import BeginFork
 from .domain.slot_rows import read_content, read_cuts, read_owner, read_rows, read_standing
@@ -60,7 +59,7 @@ class Conversation(AgentHandle):
         """The resident it was forked from."""
         self.channel = self._channel = channel
 
-    async def close(self, *, requester: str = "host", door: Door = "api") -> None:
+    async def close(self, *, requester: str = "host") -> None:
         """Let the turns that are asked for run, then end the agent; its slot stays.
 
         What was queued lands in its slot. A held turn, and every wake that no turn answered, is
@@ -71,7 +70,7 @@ class Conversation(AgentHandle):
         Durable: on return.
 
         Args:
-            requester: Who asks, as for `Runtime.release_provider_wait`; so is `door`.
+            requester: Who asks, as for `Runtime.release_provider_wait`.
         Raises:
             InvalidInputError: The requester is malformed; nothing was done.
             NotPermittedError: The host's admin gate did not let it pass; nothing was done.
@@ -80,7 +79,7 @@ class Conversation(AgentHandle):
             RuntimeClosedError: The runtime has ended.
         """
         self._runtime._check_open()
-        by = self._runtime._permitted("close", self.name, requester, door)
+        by = self._runtime._permitted("close", self.name, requester)
         if self.name in self._runtime._members:
             with self._runtime._lifetime.answers():
                 await end_agent(self._runtime, self.name, by, finish=True)

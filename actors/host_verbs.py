@@ -14,7 +14,7 @@ from .core.logs import Log
 from .domain.errors import InvalidInputError
 from .domain.imports import ImportReport, Source
 from .domain.mode import WITHIN_S, QuiesceReceipt, ResumeReceipt, read_reason, read_window
-from .domain.requesters import Door, read_requester
+from .domain.requesters import read_requester
 from .importing import import_file
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _logger = Log(__name__)
 class HostVerbs:
     """The part of a runtime that is about all of the host."""
 
-    async def unpark(self, group: str, *, requester: str = "host", door: Door = "api") -> bool:
+    async def unpark(self, group: str, *, requester: str = "host") -> bool:
         """Start a parked group of the runtime's own again, with everything it accepted. An
         operator's act.
 
@@ -40,7 +40,7 @@ class HostVerbs:
         Args:
             group: `runs`, which executes runs, `schedules`, which starts them by schedules, or
                 `alerts`, which raises and delivers alerts.
-            requester: Who asks, as for `release_provider_wait`; so is `door`.
+            requester: Who asks, as for `release_provider_wait`.
         Returns:
             Whether it was parked.
         Raises:
@@ -53,7 +53,7 @@ class HostVerbs:
         found = runtime._own_groups.get(group) if isinstance(group, str) else None
         if found is None:
             raise InvalidInputError("group", f"must be one of {', '.join(runtime._own_groups)}")
-        by = runtime._permitted("unpark", group, requester, door)
+        by = runtime._permitted("unpark", group, requester)
         was_parked = found.unpark()
         if was_parked:
             _logger.info("group %r is unparked by %s", group, by, actor=group)
@@ -66,7 +66,6 @@ class HostVerbs:
         within_s: float = WITHIN_S,
         *,
         requester: str = "host",
-        door: Door = "api",
     ) -> QuiesceReceipt:
         """Start no more turns until `resume`, and wait until none lives. An operator's act.
 
@@ -87,7 +86,6 @@ class HostVerbs:
             reason: Why, for whoever looks; one line, cut off at 300 characters.
             within_s: How long live turns may run on: from 0 to 86,400 s.
             requester: Who asks, as it is recorded behind the door's name.
-            door: The way the request came; `api` asks the host's admin gate.
         Returns:
             Whose turn was ended, and whose is held.
         Raises:
@@ -100,11 +98,11 @@ class HostVerbs:
         runtime = cast("Runtime", self)
         runtime._check_open()
         why, window_s = read_reason(reason), read_window(within_s)
-        by = runtime._permitted("quiesce", EVERY_AGENT, requester, door)
+        by = runtime._permitted("quiesce", EVERY_AGENT, requester)
         with runtime._lifetime.answers():
             return await runtime._quiescence.quiesce(why, window_s, by)
 
-    async def resume(self, *, requester: str = "host", door: Door = "api") -> ResumeReceipt:
+    async def resume(self, *, requester: str = "host") -> ResumeReceipt:
         """Start turns again; what was accepted meanwhile lands first. An operator's act.
 
         A checkpoint. Cancelled: the host may serve already; call again to make sure.
@@ -112,7 +110,6 @@ class HostVerbs:
 
         Args:
             requester: Who asks, as it is recorded behind the door's name.
-            door: The way the request came; `api` asks the host's admin gate.
         Raises:
             InvalidInputError: The requester is malformed; nothing was done.
             NotPermittedError: The host's admin gate did not let it pass; nothing was done.
@@ -121,7 +118,7 @@ class HostVerbs:
         """
         runtime = cast("Runtime", self)
         runtime._check_open()
-        by = runtime._permitted("resume", EVERY_AGENT, requester, door)
+        by = runtime._permitted("resume", EVERY_AGENT, requester)
         with runtime._lifetime.answers():
             receipt = await runtime._quiescence.resume(by)
         runtime._workflows.look()
@@ -138,7 +135,6 @@ class HostVerbs:
         wake: bool = False,
         dry_run: bool = False,
         requester: str = "host",
-        door: Door = "api",
     ) -> ImportReport:
         """Accept the deferred messages of an older queue, in its order; docs/import.md has the
         format.
@@ -157,8 +153,8 @@ class HostVerbs:
             agent: For whom entries are that name no target.
             wake: Whether entries that do not say ask for a turn.
             dry_run: Only report what would be done; nobody is asked, and nothing is recorded.
-            requester: Who asks, as for `release_provider_wait`; so is `door`. It is recorded ahead
-                of the first message.
+            requester: Who asks, as for `release_provider_wait`. It is recorded ahead of the first
+                message.
         Raises:
             InvalidInputError, InvalidNameError: Names the argument, or the place in the file; or it
                 cannot be read. Nothing was accepted.
@@ -168,8 +164,8 @@ class HostVerbs:
         """
         runtime = cast("Runtime", self)
         runtime._check_open()
-        by = read_requester(requester, door)
+        by, _ = read_requester(requester)
         if not dry_run:
             whom = agent if isinstance(agent, str) else EVERY_AGENT
-            by = runtime._permitted("import_deferred", whom, requester, door)
+            by = runtime._permitted("import_deferred", whom, requester)
         return await import_file(runtime, source, agent, by=by, wake=wake, dry_run=dry_run)

@@ -31,7 +31,6 @@ from .domain.ingress import (
     read_blocks,
 )
 from .domain.pairs import PairReceipt, RunTool, StopTool
-from .domain.requesters import Door
 from .domain.slot_cancel import CancelReceipt
 from .domain.slot_messages import (
     EditReceipt,
@@ -54,9 +53,7 @@ class OperatorVerbs:
     name: str
     _runtime: Runtime
 
-    async def cancel_turn(
-        self, *, turn: int | None = None, requester: str, door: Door = "api"
-    ) -> CancelReceipt:
+    async def cancel_turn(self, *, turn: int | None = None, requester: str) -> CancelReceipt:
         """End the agent's open turn for good: live, held, or waiting to be admitted. An operator's
         act.
 
@@ -74,7 +71,6 @@ class OperatorVerbs:
             turn: Its number, as the status has it: another one is not touched, however often this
                 is called. None: whichever is open now.
             requester: Who asks, as it is recorded behind the door's name.
-            door: The way the request came; `api` asks the host's admin gate.
         Returns:
             Which turn, and how it stands: one that had ended by itself is told of as it ended.
         Raises:
@@ -94,7 +90,7 @@ class OperatorVerbs:
             isinstance(turn, bool) or not isinstance(turn, int) or not 0 < turn < 2**63
         ):
             raise InvalidInputError("turn", f"must be a turn's number, not {turn!r:.40}")
-        by = runtime._permitted("cancel_turn", self.name, requester, door)
+        by = runtime._permitted("cancel_turn", self.name, requester)
         now_ms = runtime.clock.now_ms()
         receipt: CancelReceipt = await self._ask_agent(
             Cancel(new_message_id(now_ms), turn, by, now_ms)
@@ -107,7 +103,6 @@ class OperatorVerbs:
         provider: str | None = None,
         *,
         requester: str = "host",
-        door: Door = "api",
     ) -> ModelReceipt:
         """Have the agent ask another model from its next turn on. An operator's act.
 
@@ -125,7 +120,6 @@ class OperatorVerbs:
             provider: A name that was given to `add_provider`, to be added ahead of this agent at
                 each start. None: the specification's provider.
             requester: Who asks, as it is recorded behind the door's name.
-            door: The way the request came; `api` asks the host's admin gate.
         Raises:
             InvalidNameError, InvalidInputError: Names the argument; nothing was done.
             NotPermittedError: The host's admin gate did not let it pass; nothing was done.
@@ -140,7 +134,7 @@ class OperatorVerbs:
             raise InvalidInputError("provider", "must be None where no model is chosen")
         if provider is not None:
             check_name(provider, "provider")
-        by = runtime._permitted("set_model", self.name, requester, door)
+        by = runtime._permitted("set_model", self.name, requester)
         try:
             with runtime._lifetime.answers():
                 return await choose_model(runtime, member, model, provider, by)
@@ -153,7 +147,6 @@ class OperatorVerbs:
         input: Mapping[str, Any] | None = None,  # noqa: A002 - the wire's own word.
         *,
         requester: str,
-        door: Door = "api",
     ) -> PairReceipt:
         """Run one of the agent's tools as if its model had called it. An operator's act.
 
@@ -170,7 +163,6 @@ class OperatorVerbs:
             name: Of a tool that the agent was added with.
             input: What the tool is called with, by name.
             requester: Who asks, as it is recorded behind the door's name.
-            door: The way the request came; `api` asks the host's admin gate.
         Raises:
             InvalidInputError, InvalidMessageError: Names the argument; nothing was done.
             NotPermittedError: The host's admin gate did not let it pass; nothing was done.
@@ -182,7 +174,7 @@ class OperatorVerbs:
                 `wait_idle`.
         """
         runtime, member = self._runtime, self._runtime._member(self.name)
-        by = runtime._permitted("run_tool", self.name, requester, door)
+        by = runtime._permitted("run_tool", self.name, requester)
         if not isinstance(name, str) or name not in member.settings.tools:
             raise InvalidInputError("name", f"must be one of the agent's tools, not {name!r:.80}")
         now_ms = runtime.clock.now_ms()
@@ -223,7 +215,7 @@ class OperatorVerbs:
                     yield message
                     lifetime.check_open()
 
-    async def rewind(self, to: str | int, *, requester: str, door: Door = "api") -> RewindReceipt:
+    async def rewind(self, to: str | int, *, requester: str) -> RewindReceipt:
         """Take everything behind a message out of the transcript. An operator's act.
 
         A live turn is ended first, its open tool gap closed; its wakes are given back where
@@ -238,7 +230,6 @@ class OperatorVerbs:
             to: The last message that stays: its id, or its place (`.seq`); 0 keeps none.
             requester: Who asks, as it is recorded behind the door's name; one line, cut off at
                 200 characters.
-            door: The way the request came; `api` asks the host's admin gate.
         Returns:
             The places between which lay what was taken out, or None and None.
         Raises:
@@ -254,7 +245,7 @@ class OperatorVerbs:
         """
         runtime = self._runtime
         member = runtime._member(self.name)
-        by = runtime._permitted("rewind", self.name, requester, door)
+        by = runtime._permitted("rewind", self.name, requester)
         with runtime._lifetime.answers():
             place = await find_place(runtime._store, member.slot_name, to)
         now_ms = runtime.clock.now_ms()
@@ -263,7 +254,7 @@ class OperatorVerbs:
         )
         return receipt
 
-    async def undo_rewind(self, *, requester: str, door: Door = "api") -> RewindReceipt:
+    async def undo_rewind(self, *, requester: str) -> RewindReceipt:
         """Put back what the last rewind took out, as long as the transcript did not go on since.
 
         A checkpoint. Cancelled: it may have been done; the transcript tells.
@@ -278,7 +269,7 @@ class OperatorVerbs:
         """
         runtime = self._runtime
         runtime._member(self.name)
-        by = runtime._permitted("undo_rewind", self.name, requester, door)
+        by = runtime._permitted("undo_rewind", self.name, requester)
         now_ms = runtime.clock.now_ms()
         receipt: RewindReceipt = await self._ask_agent(
             UndoRewind(new_message_id(now_ms), by, now_ms)
@@ -291,7 +282,6 @@ class OperatorVerbs:
         blocks: Content | None,
         *,
         requester: str,
-        door: Door = "api",
     ) -> EditReceipt:
         """Give a stored message other words, or take it out. An operator's act.
 
@@ -311,7 +301,6 @@ class OperatorVerbs:
                 reply keeps its tool calls, and results those they answer, in their order. None:
                 it is taken out.
             requester: As of `rewind`.
-            door: As of `rewind`.
         Returns:
             A receipt, whose `edit` is what `undo_edit` takes.
         Raises:
@@ -328,7 +317,7 @@ class OperatorVerbs:
             AgentParkedError, OwnershipLostError, RuntimeClosedError: As for `send`.
         """
         runtime, member = self._runtime, self._runtime._member(self.name)
-        by = runtime._permitted("edit", self.name, requester, door)
+        by = runtime._permitted("edit", self.name, requester)
         said = None if blocks is None else read_blocks(blocks, "blocks")
         if said is not None:
             encode_body(said, "blocks")
@@ -340,7 +329,7 @@ class OperatorVerbs:
             EditSlot(place, named, said, new_message_id(now_ms), by, now_ms)
         )
 
-    async def undo_edit(self, edit: int, *, requester: str, door: Door = "api") -> EditReceipt:
+    async def undo_edit(self, edit: int, *, requester: str) -> EditReceipt:
         """Put a message back as it was before an edit, unless something came behind that.
 
         A checkpoint. Cancelled: it may have been done; the transcript tells.
@@ -349,7 +338,6 @@ class OperatorVerbs:
         Args:
             edit: The edit's number.
             requester: As of `rewind`.
-            door: As of `rewind`.
         Raises:
             InvalidInputError: An argument is malformed; nothing was changed.
             NotPermittedError: The host's admin gate did not let it pass; nothing was changed.
@@ -360,7 +348,7 @@ class OperatorVerbs:
         """
         runtime = self._runtime
         runtime._member(self.name)
-        by = runtime._permitted("undo_edit", self.name, requester, door)
+        by = runtime._permitted("undo_edit", self.name, requester)
         if isinstance(edit, bool) or not isinstance(edit, int) or not 0 < edit < 2**63:
             raise InvalidInputError("edit", f"must be an edit's number, not {edit!r:.40}")
         now_ms = runtime.clock.now_ms()

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from .domain.ingress import check_name
-from .domain.requesters import Door
 from .outbox_reading import Begin, Outbox, check_outbox
 from .outbox_status import OutboxStatus
 
@@ -69,9 +68,7 @@ class OutboxVerbs:
         runtime._check_open()
         return await runtime._outboxes.listing()
 
-    async def remove_outbox(
-        self, name: str, *, requester: str = "host", door: Door = "api"
-    ) -> None:
+    async def remove_outbox(self, name: str, *, requester: str = "host") -> None:
         """Forget an outbox and how far it is. An operator's act.
 
         A checkpoint. Cancelled: it may be removed. Durable: on return. One of that name that is
@@ -79,7 +76,7 @@ class OutboxVerbs:
 
         Args:
             name: As `outboxes` lists it.
-            requester: Who asks, as for `release_provider_wait`; so is `door`.
+            requester: Who asks, as for `release_provider_wait`.
         Raises:
             InvalidNameError, InvalidInputError: Names the argument; nothing was done.
             NotPermittedError: The host's admin gate did not let it pass; nothing was done.
@@ -91,6 +88,6 @@ class OutboxVerbs:
         runtime = cast("Runtime", self)
         runtime._check_open()
         check_name(name, "name")
-        runtime._permitted("remove_outbox", name, requester, door)
+        runtime._permitted("remove_outbox", name, requester)
         with runtime._lifetime.answers():
             await runtime._outboxes.remove(name)

@@ -13,7 +13,6 @@ from abeyance.storage.tables.runs import Choice
 
 from .domain.fallback import ModelChoice
 from .domain.ingress import check_model, check_name
-from .domain.requesters import Door
 from .domain.run_workflow import Finaliser
 from .lifetime import Lifetime
 from .run_looking import RunHandle
@@ -34,7 +33,7 @@ class RunVerbs(ABC):
     def _check_open(self) -> None: ...
 
     @abstractmethod
-    def _permitted(self, verb: str, agent: str, requester: str, door: Door) -> str: ...
+    def _permitted(self, verb: str, agent: str, requester: str) -> str: ...
 
     @abstractmethod
     def _stir_schedules(self) -> None:
@@ -83,7 +82,6 @@ class RunVerbs(ABC):
         params: Any = None,
         *,
         requester: str = "host",
-        door: Door = "api",
     ) -> RunHandle:
         """Start a run, unless one of its key may still go on.
 
@@ -93,7 +91,7 @@ class RunVerbs(ABC):
         Args:
             key: 1 to 100 bytes, without an `@`: what there is to be one run of at a time.
             params: Plain data of at most 262,144 bytes, handed to every life as it is recorded.
-            requester: Who asks, as for `release_provider_wait`; so is `door`.
+            requester: Who asks, as for `release_provider_wait`.
         Raises:
             InvalidRunError, InvalidNameError: Names the field; nothing was done.
             UnknownWorkflowError: Add the workflow first; nothing was done.
@@ -104,7 +102,7 @@ class RunVerbs(ABC):
             RuntimeClosedError: The runtime has ended.
         """
         self._check_open()
-        by = self._permitted("start_run", str(key), requester, door)
+        by = self._permitted("start_run", str(key), requester)
         with self._lifetime.answers():
             return await self._workflows.start(key, workflow, params, by)
 
@@ -115,7 +113,6 @@ class RunVerbs(ABC):
         requester: str,
         in_doubt: Literal["retry", "done"] | None = None,
         result: Any = None,
-        door: Door = "api",
     ) -> RunReceipt:
         """Take a waiting run up now, whatever it waits for. Safe to call twice: one of them does.
 
@@ -129,7 +126,6 @@ class RunVerbs(ABC):
             in_doubt: Of a run that needs recovery because an item was running when its process
                 died: run that item again (`retry`), or take it as done, with `result`.
             requester: As for `release_provider_wait`.
-            door: As there.
         Returns:
             The state it has now, and whether this call changed it.
         Raises:
@@ -142,11 +138,11 @@ class RunVerbs(ABC):
             RuntimeClosedError: The runtime has ended.
         """
         self._check_open()
-        by = self._permitted("resume_run", str(run), requester, door)
+        by = self._permitted("resume_run", str(run), requester)
         with self._lifetime.answers():
             return await self._workflows.resume(run, by, in_doubt=in_doubt, result=result)
 
-    async def take_over_run(self, run: str, *, requester: str, door: Door = "api") -> RunReceipt:
+    async def take_over_run(self, run: str, *, requester: str) -> RunReceipt:
         """Take a run from the process that owns it, though that lives: one that hangs, or is
         stopped. What was executed there goes on here. One that waits, or needs an operator, is
         nobody's, unless a thread of it was left there: then it is, from then on.
@@ -160,7 +156,6 @@ class RunVerbs(ABC):
         Args:
             run: Its id, or a key alone, which is its newest run.
             requester: As for `release_provider_wait`.
-            door: As there.
         Returns:
             The state it has now; `changed` is False where it is this process's already, or waits,
             or has ended.
@@ -174,12 +169,12 @@ class RunVerbs(ABC):
             RuntimeClosedError: The runtime has ended.
         """
         self._check_open()
-        by = self._permitted("take_over_run", str(run), requester, door)
+        by = self._permitted("take_over_run", str(run), requester)
         with self._lifetime.answers():
             return await self._workflows.take_over(run, by)
 
     async def use_fallback(
-        self, run: str, *, provider: str, model: str, requester: str, door: Door = "api"
+        self, run: str, *, provider: str, model: str, requester: str
     ) -> RunReceipt:
         """Go on with a waiting run at once, on another model: `RunContext.choice` has it.
 
@@ -198,14 +193,12 @@ class RunVerbs(ABC):
         self._check_open()
         check_name(provider, "provider")
         check_model(model, "model")
-        by = self._permitted("use_fallback", str(run), requester, door)
+        by = self._permitted("use_fallback", str(run), requester)
         choice = Choice(provider=provider, model=model)
         with self._lifetime.answers():
             return await self._workflows.use_fallback(run, by, choice)
 
-    async def cancel_run(
-        self, run: str, *, requester: str, reason: str = "", door: Door = "api"
-    ) -> RunReceipt:
+    async def cancel_run(self, run: str, *, requester: str, reason: str = "") -> RunReceipt:
         """End a run for good. What of it runs is cut off; nothing takes it up, no finaliser runs.
 
         A checkpoint. Cancelled: it may have been ended; its status tells.
@@ -221,7 +214,7 @@ class RunVerbs(ABC):
             RuntimeClosedError: The runtime has ended.
         """
         self._check_open()
-        by = self._permitted("cancel_run", str(run), requester, door)
+        by = self._permitted("cancel_run", str(run), requester)
         with self._lifetime.answers():
             return await self._workflows.cancel(run, by, reason)
 

@@ -44,7 +44,7 @@ from .domain.ingress import Content, identity
 from .domain.journal import CommitFigures, Journal
 from .domain.mode import HostMode
 from .domain.prices import Prices
-from .domain.requesters import Admin, Door, OperatorAct, check_permitted, read_requester
+from .domain.requesters import Admin, OperatorAct, check_permitted, read_requester
 from .domain.retention import Pruner, Retention, check_retention
 from .domain.rings import WaitRings
 from .domain.spec import AgentSpec, check_spec
@@ -283,7 +283,7 @@ class Runtime(
         with self._lifetime.answers():
             return await self._runs.run(spec, content, author)
 
-    async def remove_agent(self, name: str, *, requester: str = "host", door: Door = "api") -> None:
+    async def remove_agent(self, name: str, *, requester: str = "host") -> None:
         """End an agent: its live turn is cancelled, and nothing of it runs any more.
 
         What was queued lands in its slot. A held turn is ended; every wake that no turn answered
@@ -294,7 +294,7 @@ class Runtime(
         Durable: on return.
 
         Args:
-            requester: Who asks, as for `release_provider_wait`; so is `door`.
+            requester: Who asks, as for `release_provider_wait`.
         Raises:
             UnknownAgentError: No such agent here; nothing was done.
             InvalidInputError: The requester is malformed; nothing was done.
@@ -304,11 +304,11 @@ class Runtime(
             RuntimeClosedError: The runtime has ended.
         """
         self._member(name)
-        by = self._permitted("remove_agent", name, requester, door)
+        by = self._permitted("remove_agent", name, requester)
         with self._lifetime.answers():
             await end_agent(self, name, by, finish=False)
 
-    async def resume_agent(self, name: str, *, requester: str = "host", door: Door = "api") -> bool:
+    async def resume_agent(self, name: str, *, requester: str = "host") -> bool:
         """Start a parked agent, or what compacts for it, again, with everything that was accepted
         for it. An operator's act.
 
@@ -316,7 +316,7 @@ class Runtime(
         asked is logged.
 
         Args:
-            requester: Who asks, as for `release_provider_wait`; so is `door`.
+            requester: Who asks, as for `release_provider_wait`.
         Returns:
             Whether it was parked.
         Raises:
@@ -325,7 +325,7 @@ class Runtime(
             NotPermittedError: The host's admin gate did not let it pass; nothing was done.
         """
         member = self._member(name)
-        by = self._permitted("resume_agent", name, requester, door)
+        by = self._permitted("resume_agent", name, requester)
         groups = (member.slot_group, member.group, member.context_group)
         parked = [group for group in groups if group is not None and group.state == "parked"]
         was_parked = bool(parked)
@@ -343,9 +343,9 @@ class Runtime(
         self._lost = error
         self._scope.cancel()
 
-    def _permitted(self, verb: str, agent: str, requester: str, door: Door) -> str:
+    def _permitted(self, verb: str, agent: str, requester: str) -> str:
         """Who asks for an operator's act, as it is recorded; refused where the gate refuses."""
-        by = read_requester(requester, door)
+        by, door = read_requester(requester)
         check_permitted(self._admin, OperatorAct(verb, agent, by), door)
         return by
 

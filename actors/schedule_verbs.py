@@ -11,7 +11,6 @@ from typing import Any, Final
 from abeyance.storage.tables.schedules import ACCOUNTS_MAX, DrawsOn
 
 from .domain.ingress import check_model
-from .domain.requesters import Door
 from .domain.run_errors import UnknownWorkflowError
 from .domain.run_rows import check_key
 from .domain.schedule_errors import InvalidScheduleError
@@ -46,7 +45,6 @@ class ScheduleVerbs(RunVerbs):
         late_s: float | None = None,
         draws_on: Sequence[tuple[object, str]] = (),
         requester: str = "host",
-        door: Door = "api",
     ) -> ScheduleReceipt:
         """Start a run of a workflow every so often, or by a cron expression, from now on.
 
@@ -80,7 +78,6 @@ class ScheduleVerbs(RunVerbs):
                 ends nobody knows when, keeps no run from starting. Of a provider its account's
                 fingerprint is stored.
             requester: As for `release_provider_wait`.
-            door: As there.
         Raises:
             InvalidScheduleError, InvalidRunError, InvalidNameError: Names the field; nothing was
                 done.
@@ -107,13 +104,11 @@ class ScheduleVerbs(RunVerbs):
                 "first",
                 workflow=str(workflow),
             )
-        by = self._permitted("add_schedule", name, requester, door)
+        by = self._permitted("add_schedule", name, requester)
         with self._lifetime.answers():
             return await self._scheduling.add(plan, by)
 
-    async def pause_schedule(
-        self, name: str, *, requester: str, door: Door = "api"
-    ) -> ScheduleReceipt:
+    async def pause_schedule(self, name: str, *, requester: str) -> ScheduleReceipt:
         """Start no more runs of a schedule until it is resumed. Runs that were started go on.
 
         Safe to call twice. What would have been due meanwhile is neither started nor recorded. A
@@ -129,30 +124,26 @@ class ScheduleVerbs(RunVerbs):
             NotStoredError: Nothing changed.
             RuntimeClosedError: The runtime has ended.
         """
-        by = self._admit_verb("pause_schedule", name, requester, door)
+        by = self._admit_verb("pause_schedule", name, requester)
         with self._lifetime.answers():
             return await self._scheduling.act("pause", name, by)
 
-    async def resume_schedule(
-        self, name: str, *, requester: str, door: Door = "api"
-    ) -> ScheduleReceipt:
+    async def resume_schedule(self, name: str, *, requester: str) -> ScheduleReceipt:
         """Have a paused schedule due again: the first time that its timetable names from now on.
 
         In everything else as `pause_schedule`.
         """
-        by = self._admit_verb("resume_schedule", name, requester, door)
+        by = self._admit_verb("resume_schedule", name, requester)
         with self._lifetime.answers():
             return await self._scheduling.act("resume", name, by)
 
-    async def remove_schedule(
-        self, name: str, *, requester: str, door: Door = "api"
-    ) -> ScheduleReceipt:
+    async def remove_schedule(self, name: str, *, requester: str) -> ScheduleReceipt:
         """End a schedule. Runs that were started go on; its occurrences can still be read.
 
         A host that adds it again at its next start has it again: pause it to keep it from that.
         In everything else as `pause_schedule`.
         """
-        by = self._admit_verb("remove_schedule", name, requester, door)
+        by = self._admit_verb("remove_schedule", name, requester)
         with self._lifetime.answers():
             return await self._scheduling.act("remove", name, by)
 
@@ -206,7 +197,7 @@ class ScheduleVerbs(RunVerbs):
             found.append(DrawsOn(credential=credential, model=model))
         return tuple(found)
 
-    def _admit_verb(self, verb: str, name: str, requester: str, door: Door) -> str:
+    def _admit_verb(self, verb: str, name: str, requester: str) -> str:
         self._check_open()
         check_key(name, "name")
-        return self._permitted(verb, name, requester, door)
+        return self._permitted(verb, name, requester)

@@ -13,7 +13,6 @@ from .domain.errors import (
 )
 from .domain.ingress import check_model, check_name
 from .domain.protocol import ReleaseReceipt, ReleaseWaits
-from .domain.requesters import Door
 from .domain.wait_book import ProviderWait
 from .domain.wait_releases import was_stated_of
 
@@ -44,7 +43,7 @@ class WaitVerbs:
         return (*runtime._waits.listing(agent), *standing)
 
     async def release_provider_wait(
-        self, agent: str, model: str = EVERY_MODEL, *, requester: str, door: Door = "api"
+        self, agent: str, model: str = EVERY_MODEL, *, requester: str
     ) -> ReleaseReceipt:
         """End an agent's waits: of one model, or (no model, or `*`) of all. One that stands in line
         after a wall of its account is let go, by its own name or, with all others, the account's.
@@ -59,7 +58,6 @@ class WaitVerbs:
             model: A model's name. Anything else but `*`, None included, is refused.
             requester: Who asks, as it is recorded behind the door's name; one line, cut off at
                 200 characters.
-            door: The way the request came; `api` asks the host's admin gate.
         Raises:
             InvalidNameError: Agent or model is malformed; nothing was released.
             InvalidInputError: The requester is malformed; nothing was released.
@@ -74,7 +72,7 @@ class WaitVerbs:
         check_name(agent, "agent")
         if model != EVERY_MODEL:
             check_model(model, "model")
-        by = runtime._permitted("release_provider_wait", agent, requester, door)
+        by = runtime._permitted("release_provider_wait", agent, requester)
         known = agent in runtime._members or was_stated_of(runtime._store, runtime._waits, agent)
         if not known and not self.provider_waits(agent):
             raise UnknownAgentError(

@@ -1,13 +1,15 @@
 """Who asks for an operator's act: the door it comes through, a name, and whether it may.
 
-The name is what the caller says; the door is what this process knows. So a requester cannot pass
-for one of another door, nor write a line of a log.
+The name is what the caller says; the door is what this process knows: whoever calls a verb comes by
+the API, but where a surface of the runtime's own passes on a request, and vouches for whose. No
+public argument says so. So a requester cannot pass for one of another door, nor write a line of a
+log.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Literal, NamedTuple, TypeAlias, get_args
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from abeyance.actors.core.logs import Log
 
@@ -17,7 +19,6 @@ from .ingress import clean_text
 Door: TypeAlias = Literal["api", "cli", "http"]
 """`api`: the host's own code. `cli`: the control socket, whose mode of 0600 is its gate. `http`:
 the HTTP API, which has its admin token, and behind that the host's gate."""
-DOORS: Final[tuple[str, ...]] = get_args(Door)
 REQUESTER_CHARS_MAX: Final = 200
 
 _logger = Log(__name__)
@@ -43,21 +44,33 @@ Admin: TypeAlias = Callable[[OperatorAct], bool]
 """A host's admin gate. Called on the loop thread; must not block. Only True lets an act pass."""
 
 
-def read_requester(requester: object, door: Door) -> str:
-    """The requester in one bounded line, behind its door's name.
+class Vouched(str):
+    """Who asks, as a surface heard it, with the door of that surface. For surfaces alone: it is how
+    they call the same verbs that a host calls with plain text."""
+
+    __slots__ = ("door",)
+    door: Door
+
+    def __new__(cls, name: str, door: Door) -> Vouched:
+        vouched = super().__new__(cls, name)
+        vouched.door = door
+        return vouched
+
+
+def read_requester(requester: object) -> tuple[str, Door]:
+    """The requester in one bounded line, behind its door's name; and the door.
 
     Raises:
-        InvalidInputError: It is not text, or says nothing, or the door is none; nothing was done.
+        InvalidInputError: It is not text, or says nothing; nothing was done.
     """
-    if not isinstance(door, str) or door not in DOORS:
-        raise InvalidInputError("door", f"must be one of {', '.join(DOORS)}")
     if not isinstance(requester, str):
         kind = type(requester).__name__
         raise InvalidInputError("requester", f"must be text, not {kind}")
+    door: Door = requester.door if isinstance(requester, Vouched) else "api"
     name = clean_text(requester.removeprefix(f"{door}:"), REQUESTER_CHARS_MAX).strip()
     if not name:
         raise InvalidInputError("requester", "must say who asks")
-    return f"{door}:{name}"
+    return f"{door}:{name}", door
 
 
 def check_permitted(admin: Admin | None, act: OperatorAct, door: Door) -> None:

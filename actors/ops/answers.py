@@ -14,7 +14,7 @@ import msgspec
 
 from abeyance.actors.core.errors import AbeyanceError
 from abeyance.actors.domain.edit_rows import EditRow
-from abeyance.actors.domain.requesters import Door
+from abeyance.actors.domain.requesters import Door, Vouched
 from abeyance.actors.domain.spent_reading import By
 
 from .approval_reports import ApprovalsReport, DecisionReport, report_approvals
@@ -120,15 +120,13 @@ class Controlled(Protocol):
     def tree(self, *, depth_max: int, width_max: int) -> Any:
         """The structure that `NodeReport` mirrors, attribute by attribute."""
 
-    async def release_provider_wait(
-        self, agent: str, model: str = "*", *, requester: str, door: Door
-    ) -> Any:
+    async def release_provider_wait(self, agent: str, model: str = "*", *, requester: str) -> Any:
         """End waits; `.released` of what is returned says which, and how far the record reached."""
 
-    async def quiesce(self, reason: str, within_s: float, *, requester: str, door: Door) -> Any:
+    async def quiesce(self, reason: str, within_s: float, *, requester: str) -> Any:
         """Start no more turns; the structure that `QuiesceReport` takes its fields from."""
 
-    async def resume(self, *, requester: str, door: Door) -> Any:
+    async def resume(self, *, requester: str) -> Any:
         """Start turns again; `was_quiesced`, `reason` and `landed` of what is returned."""
 
     def agent(self, name: str) -> Any:
@@ -137,10 +135,10 @@ class Controlled(Protocol):
     def approvals(self, agent: str | None = None) -> Sequence[Any]:
         """Calls that wait for a person, which `ApprovalReport` mirrors."""
 
-    async def approve(self, id: str, *, requester: str, note: str, door: Door) -> Any:  # noqa: A002
+    async def approve(self, id: str, *, requester: str, note: str) -> Any:  # noqa: A002
         """Let a call be made; what `DecisionReport` mirrors."""
 
-    async def deny(self, id: str, *, requester: str, note: str, door: Door) -> Any:  # noqa: A002
+    async def deny(self, id: str, *, requester: str, note: str) -> Any:  # noqa: A002
         """Have a call not made; what `DecisionReport` mirrors."""
 
     def dead_letters(self, *, before: int | None, limit: int) -> Sequence[Any]:
@@ -160,7 +158,6 @@ class Controlled(Protocol):
         wake: bool,
         dry_run: bool,
         requester: str,
-        door: Door,
     ) -> Any:
         """Accept a file's deferred messages; what `ImportReport` mirrors."""
 
@@ -187,19 +184,19 @@ class Controlled(Protocol):
     def occurrences(self, name: str, *, before: int | None, limit: int) -> Sequence[Any]:
         """Its occurrences, which `OccurrenceReport` mirrors."""
 
-    async def pause_schedule(self, name: str, *, requester: str, door: Door) -> Any:
+    async def pause_schedule(self, name: str, *, requester: str) -> Any:
         """Start no more runs of a schedule; what `ScheduleActReport` mirrors."""
 
-    async def resume_schedule(self, name: str, *, requester: str, door: Door) -> Any:
+    async def resume_schedule(self, name: str, *, requester: str) -> Any:
         """Have a schedule due again; what `ScheduleActReport` mirrors."""
 
-    async def remove_schedule(self, name: str, *, requester: str, door: Door) -> Any:
+    async def remove_schedule(self, name: str, *, requester: str) -> Any:
         """End a schedule; what `ScheduleActReport` mirrors."""
 
-    async def unpark(self, group: str, *, requester: str, door: Door) -> bool:
+    async def unpark(self, group: str, *, requester: str) -> bool:
         """Start a parked group of the runtime's own again; whether it was parked."""
 
-    async def resume_agent(self, name: str, *, requester: str, door: Door) -> bool:
+    async def resume_agent(self, name: str, *, requester: str) -> bool:
         """Start a parked agent again; whether it was parked."""
 
     def run(self, run: str) -> Any:
@@ -211,20 +208,16 @@ class Controlled(Protocol):
     def run_history(self, run: str) -> Sequence[Any]:
         """Its states, which `RunSteppedReport` mirrors."""
 
-    async def resume_run(
-        self, run: str, *, requester: str, in_doubt: Any, result: Any, door: Door
-    ) -> Any:
+    async def resume_run(self, run: str, *, requester: str, in_doubt: Any, result: Any) -> Any:
         """Take a run up; what `RunActReport` mirrors."""
 
-    async def use_fallback(
-        self, run: str, *, provider: str, model: str, requester: str, door: Door
-    ) -> Any:
+    async def use_fallback(self, run: str, *, provider: str, model: str, requester: str) -> Any:
         """Go on with a run on another model; what `RunActReport` mirrors."""
 
-    async def take_over_run(self, run: str, *, requester: str, door: Door) -> Any:
+    async def take_over_run(self, run: str, *, requester: str) -> Any:
         """Take a run from a live process; what `RunActReport` mirrors."""
 
-    async def cancel_run(self, run: str, *, requester: str, reason: str, door: Door) -> Any:
+    async def cancel_run(self, run: str, *, requester: str, reason: str) -> Any:
         """End a run; what `RunActReport` mirrors."""
 
     async def replay_dead_letter(
@@ -232,7 +225,6 @@ class Controlled(Protocol):
         id: int,  # noqa: A002
         *,
         requester: str,
-        door: Door,
     ) -> Any:
         """Send a dead letter's message again; the row, counted."""
 
@@ -241,7 +233,6 @@ class Controlled(Protocol):
         id: int,  # noqa: A002
         *,
         requester: str,
-        door: Door,
     ) -> Any:
         """Send a quarantined message again; the row, counted."""
 
@@ -261,6 +252,11 @@ async def answer(runtime: Controlled, request: Request, door: Door) -> msgspec.S
     return await _ACTS[type(request)](runtime, request, door)
 
 
+def _by(request: Any, door: Door) -> Vouched:
+    """Who asks, by this door: told by the surface that a request came in at, and by nobody else."""
+    return Vouched(clean_requester(request.requester, door), door)
+
+
 async def _status(runtime: Controlled, _request: StatusRequest) -> StatusReport:
     return report_status(runtime.status())
 
@@ -274,8 +270,7 @@ async def _release(runtime: Controlled, request: ReleaseRequest, door: Door) -> 
     receipt = await runtime.release_provider_wait(
         request.agent,
         request.scope,
-        requester=clean_requester(request.requester, door),
-        door=door,
+        requester=_by(request, door),
     )
     released = tuple(_mirror(item, ReleasedReport) for item in receipt.released)
     if released:
@@ -289,25 +284,25 @@ async def _release(runtime: Controlled, request: ReleaseRequest, door: Door) -> 
 
 
 async def _rewind(runtime: Controlled, request: RewindRequest, door: Door) -> RewindReport:
-    handle, by = runtime.agent(request.agent), clean_requester(request.requester, door)
+    handle, by = runtime.agent(request.agent), _by(request, door)
     if request.to is msgspec.UNSET:
-        return _mirror(await handle.undo_rewind(requester=by, door=door), RewindReport)
-    rewound = await handle.rewind(request.to, requester=by, door=door)
+        return _mirror(await handle.undo_rewind(requester=by), RewindReport)
+    rewound = await handle.rewind(request.to, requester=by)
     return _mirror(rewound, RewindReport)
 
 
 async def _cancel_turn(
     runtime: Controlled, request: CancelTurnRequest, door: Door
 ) -> CancelTurnReport:
-    handle, by = runtime.agent(request.agent), clean_requester(request.requester, door)
-    receipt = await handle.cancel_turn(turn=_given(request.turn), requester=by, door=door)
+    handle, by = runtime.agent(request.agent), _by(request, door)
+    receipt = await handle.cancel_turn(turn=_given(request.turn), requester=by)
     return _mirror(receipt, CancelTurnReport)
 
 
 async def _set_model(runtime: Controlled, request: SetModelRequest, door: Door) -> ModelReport:
-    handle, by = runtime.agent(request.agent), clean_requester(request.requester, door)
+    handle, by = runtime.agent(request.agent), _by(request, door)
     model, provider = _given(request.model), _given(request.provider)
-    receipt = await handle.set_model(model, provider, requester=by, door=door)
+    receipt = await handle.set_model(model, provider, requester=by)
     return _mirror(receipt, ModelReport)
 
 
@@ -317,18 +312,18 @@ async def _approvals(runtime: Controlled, request: ApprovalsRequest) -> Approval
 
 async def _decide(runtime: Controlled, request: DecideRequest, door: Door) -> DecisionReport:
     decide = runtime.approve if request.verdict == "approve" else runtime.deny
-    by = clean_requester(request.requester, door)
-    receipt = await decide(request.approval, requester=by, note=request.note, door=door)
+    by = _by(request, door)
+    receipt = await decide(request.approval, requester=by, note=request.note)
     return _mirror(receipt, DecisionReport)
 
 
 async def _edit(runtime: Controlled, request: EditRequest, door: Door) -> EditReport:
-    handle, by = runtime.agent(request.agent), clean_requester(request.requester, door)
+    handle, by = runtime.agent(request.agent), _by(request, door)
     if not isinstance(request.undo, msgspec.UnsetType):
-        undone = await handle.undo_edit(request.undo, requester=by, door=door)
+        undone = await handle.undo_edit(request.undo, requester=by)
         return _mirror(undone, EditReport)
     blocks = _given(request.blocks)
-    edited = await handle.edit(request.message, blocks, requester=by, door=door)
+    edited = await handle.edit(request.message, blocks, requester=by)
     return _mirror(edited, EditReport)
 
 
@@ -342,19 +337,18 @@ async def _import(runtime: Controlled, request: ImportRequest, door: Door) -> Im
         agent=_given(request.agent),
         wake=request.wake,
         dry_run=request.dry_run,
-        requester=clean_requester(request.requester, door),
-        door=door,
+        requester=_by(request, door),
     )
     return report_import(report)
 
 
 async def _quiesce(runtime: Controlled, request: QuiesceRequest, door: Door) -> QuiesceReport:
-    by, was = clean_requester(request.requester, door), runtime.status().mode
+    by, was = _by(request, door), runtime.status().mode
     if request.end:
-        ended = await runtime.resume(requester=by, door=door)
+        ended = await runtime.resume(requester=by)
         was_ = "quiesced" if ended.was_quiesced else "serving"
         return QuiesceReport(state="serving", was=was_, reason=ended.reason, landed=ended.landed)
-    receipt = await runtime.quiesce(request.reason, request.within_s, requester=by, door=door)
+    receipt = await runtime.quiesce(request.reason, request.within_s, requester=by)
     return QuiesceReport(
         state="quiesced",
         was=was.state,
@@ -399,8 +393,8 @@ async def _inbox(runtime: Controlled, request: InboxRequest) -> InboxReport:
 async def _replay(runtime: Controlled, request: ReplayRequest, door: Door) -> ReplayReport:
     dead = request.kind == "dead_letter"
     replay = runtime.replay_dead_letter if dead else runtime.replay_quarantined
-    by = clean_requester(request.requester, door)
-    sent = await replay(request.id, requester=by, door=door)
+    by = _by(request, door)
+    sent = await replay(request.id, requester=by)
     return ReplayReport(replayed=_mirror(sent, EntryReport))
 
 
@@ -426,21 +420,21 @@ async def _schedules(runtime: Controlled, request: SchedulesRequest) -> Schedule
 async def _schedule_act(
     runtime: Controlled, request: ScheduleActRequest, door: Door
 ) -> ScheduleActReport:
-    by = clean_requester(request.requester, door)
+    by = _by(request, door)
     verb = {
         "pause": runtime.pause_schedule,
         "resume": runtime.resume_schedule,
         "remove": runtime.remove_schedule,
     }[request.act]
-    return report_schedule_act(await verb(request.schedule, requester=by, door=door), os.getpid())
+    return report_schedule_act(await verb(request.schedule, requester=by), os.getpid())
 
 
 async def _unpark(runtime: Controlled, request: UnparkRequest, door: Door) -> UnparkReport:
-    by = clean_requester(request.requester, door)
+    by = _by(request, door)
     if isinstance(request.agent, str):
-        was_parked = await runtime.resume_agent(request.agent, requester=by, door=door)
+        was_parked = await runtime.resume_agent(request.agent, requester=by)
     else:
-        was_parked = await runtime.unpark(_given(request.group), requester=by, door=door)  # type: ignore[arg-type]
+        was_parked = await runtime.unpark(_given(request.group), requester=by)  # type: ignore[arg-type]
     return UnparkReport(pids=(os.getpid(),) if was_parked else ())
 
 
@@ -454,10 +448,9 @@ async def _run(runtime: Controlled, request: RunRequest) -> RunDetailReport:
 async def _resume_run(runtime: Controlled, request: ResumeRunRequest, door: Door) -> RunActReport:
     receipt = await runtime.resume_run(
         request.run,
-        requester=clean_requester(request.requester, door),
+        requester=_by(request, door),
         in_doubt=_given(request.in_doubt),
         result=request.result,
-        door=door,
     )
     return report_act(receipt, os.getpid())
 
@@ -469,8 +462,7 @@ async def _use_fallback(
         request.run,
         provider=request.provider,
         model=request.model,
-        requester=clean_requester(request.requester, door),
-        door=door,
+        requester=_by(request, door),
     )
     return report_act(receipt, os.getpid())
 
@@ -478,18 +470,15 @@ async def _use_fallback(
 async def _take_over_run(
     runtime: Controlled, request: TakeOverRunRequest, door: Door
 ) -> RunActReport:
-    by = clean_requester(request.requester, door)
-    return report_act(
-        await runtime.take_over_run(request.run, requester=by, door=door), os.getpid()
-    )
+    by = _by(request, door)
+    return report_act(await runtime.take_over_run(request.run, requester=by), os.getpid())
 
 
 async def _cancel_run(runtime: Controlled, request: CancelRunRequest, door: Door) -> RunActReport:
     receipt = await runtime.cancel_run(
         request.run,
-        requester=clean_requester(request.requester, door),
+        requester=_by(request, door),
         reason=request.reason,
-        door=door,
     )
     return report_act(receipt, os.getpid())
 

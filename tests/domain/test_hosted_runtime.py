@@ -373,9 +373,7 @@ def test_every_public_verb_is_there_under_threads_with_the_same_arguments(
         blocks = under_threads.pop("block", None)
         assert blocks is None or blocks.default is True, name
         assert [(each.name, each.kind, each.default) for each in under_threads.values()] == [
-            (each.name, each.kind, each.default)
-            for each in arguments.values()
-            if each.name != "door"
+            (each.name, each.kind, each.default) for each in arguments.values()
         ], name
 
 

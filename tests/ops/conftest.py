@@ -13,6 +13,7 @@ import pytest
 import trio
 
 from abeyance.actors.domain.errors import UnknownAgentError
+from abeyance.actors.domain.requesters import Vouched
 from abeyance.actors.ops.address import HostSocket
 from abeyance.actors.ops.control import serve_control
 from abeyance.storage.locks import FileLock
@@ -87,10 +88,9 @@ class FakeRuntime:
     def provider_waits(self, agent: str | None = None) -> tuple[Any, ...]:
         return tuple(item for item in self.listed if agent in (None, item.agent))
 
-    async def release_provider_wait(
-        self, agent: str, model: str = "*", *, requester: str, door: str
-    ) -> Any:
-        assert door == "cli"
+    async def release_provider_wait(self, agent: str, model: str = "*", *, requester: str) -> Any:
+        assert isinstance(requester, Vouched)
+        assert requester.door == "cli"
         self.entered.set()
         await self.proceed.wait()
         if agent not in ("ana", "bo"):

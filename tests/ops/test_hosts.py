@@ -257,9 +257,7 @@ class Owner:
         self._refusal = refusal
         self.asked: list[object] = []
 
-    async def release_provider_wait(
-        self, agent: str, model: str = "*", *, requester: str, door: str
-    ) -> Any:
+    async def release_provider_wait(self, agent: str, model: str = "*", *, requester: str) -> Any:
         self.asked.append(agent)
         if agent != self._name:
             raise self._refusal
@@ -268,7 +266,7 @@ class Owner:
     def provider_waits(self, _agent: str | None = None) -> tuple[Any, ...]:
         return ()
 
-    async def replay_dead_letter(self, id: int, *, requester: str, door: str) -> Any:  # noqa: A002
+    async def replay_dead_letter(self, id: int, *, requester: str) -> Any:  # noqa: A002
         self.asked.append(id)
         if id != self._number:
             raise self._refusal

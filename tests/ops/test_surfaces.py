@@ -4,8 +4,9 @@ by HTTP and on a stopped store."""
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from msgspec import structs
 
 from abeyance.actors import AgentSpec, HostedRuntime, HttpApi, Runtime, open_runtime
 from abeyance.actors.core.errors import AbeyanceError
-from abeyance.actors.domain.errors import InvalidInputError, NotPermittedError
+from abeyance.actors.domain.errors import NotPermittedError
 from abeyance.actors.domain.protocol import RecordWait
 from abeyance.actors.domain.requesters import OperatorAct
 from abeyance.actors.ops import cli
@@ -208,13 +209,42 @@ async def test_requester_that_says_nothing_is_refused_by_the_api(
         assert log(way.runtime) == []
 
 
-@pytest.mark.parametrize("named", ["", "x\n[ops]", None, 7, "API"], ids=repr)
-async def test_door_that_is_none_of_the_runtimes_is_refused(state: Path, named: Any) -> None:
-    async with opened(state, Api) as way:
-        with pytest.raises(InvalidInputError) as refused:
-            await way.runtime.release_provider_wait("bo", requester="me", door=named)
-        assert refused.value.field == "door"
-        assert log(way.runtime) == []
+CLAIMS: list[dict[str, Any]] = [
+    {"requester": "cli:eve"},
+    {"requester": "http:eve"},
+    {"requester": "eve", "door": "cli"},
+    {"requester": "eve", "door": "http"},
+]
+
+
+@pytest.mark.behaviour("W-118")
+@pytest.mark.parametrize("claim", CLAIMS, ids=str)
+async def test_no_caller_of_the_api_can_claim_that_it_came_by_another_door(
+    state: Path, claim: dict[str, Any]
+) -> None:
+    asked: list[OperatorAct] = []
+
+    def refuses(act: OperatorAct) -> bool:
+        asked.append(act)
+        return False
+
+    async with open_runtime(state, admin=refuses) as runtime:
+        ana = await runtime.add_agent(
+            AgentSpec(name="ana", provider=ScriptedProvider([]), model="m")
+        )
+        await runtime._ledger.ask(RecordWait("ana", "m", None, "slow down"))
+        acts: list[Callable[..., Awaitable[Any]]] = [
+            partial(runtime.release_provider_wait, "ana"),
+            partial(ana.rewind, 0),
+            partial(ana.set_model, "m9"),
+        ]
+        for act in acts:
+            with pytest.raises(TypeError if "door" in claim else NotPermittedError):
+                await act(**claim)
+        assert [wait.model for wait in runtime.provider_waits()] == ["m"]
+        assert log(runtime) == []
+        told = [] if "door" in claim else [f"api:{claim['requester']}"] * len(acts)
+        assert [each.requester for each in asked] == told
 
 
 @pytest.mark.behaviour("W-119", "W-120")
