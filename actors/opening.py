@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
@@ -26,14 +24,21 @@ from .core.clock import Clock, SystemClock
 from .core.ports import FaultHooks
 from .domain.alert_book import AlertSink, Webhook
 from .domain.asks import ASKS
-from .domain.budgets import Budget, check_budgets
-from .domain.errors import InvalidSpecError
+from .domain.budgets import Budget
 from .domain.prices import Prices, check_prices
 from .domain.requesters import Admin
 from .domain.retention import Retention, check_retention
 from .ops.control import serve_control
 from .ops.failures_log import FailuresLog
-from .ops.http.options import HttpApi, check_http
+from .ops.http.options import HttpApi
+from .options import (
+    check_api,
+    check_directory,
+    check_host_budgets,
+    check_switches,
+    check_system,
+    sinks_of,
+)
 from .runtime import Runtime
 
 
@@ -92,41 +97,23 @@ async def open_runtime(
         retention: For how long history is kept (docs/retention.md); None: `Retention()`.
         http: The HTTP API to serve (docs/http.md; the `http` extra). None: none.
     Raises:
-        InvalidSpecError: The directory's name is empty; the system's asks have a deadline, or it
-            has other faults; the webhook, a sink, the gate, a price, a budget, the retention or the
-            HTTP API is malformed, or that extra is not installed. Nothing was opened.
+        InvalidSpecError: Names the option: the directory is no path, or empty; the system's asks
+            have a deadline, or it has other faults; another option is of another type, a budget in
+            cost without prices, or the `http` extra is not installed. Nothing was opened.
         HttpAddressError: The HTTP API cannot listen where it was told to.
         StorageError: The directory is not a store that can be opened here; each kind says why and
             what to do. Nothing was changed.
         StoreLostError: The writer died for good while the runtime was open; raised at the end.
     """
-    if system is not None and system.ask_timeout_s is not None:
-        raise InvalidSpecError(
-            "system.ask_timeout_s",
-            "must be None: what was handed over always gets an outcome",
-        )
-    if system is not None and system.faults is not faults:
-        raise InvalidSpecError("system.faults", "must be the faults that open_runtime gets")
-    if not os.fspath(directory):
-        # As a path it would be the working directory, which a host whose setting is empty did not
-        # mean.
-        raise InvalidSpecError("directory", "must name a directory; it is empty")
-    if admin is not None and not callable(admin):
-        raise InvalidSpecError("admin", "must be a function of an OperatorAct, or None")
-    read_prices, read_budgets = check_prices(prices), check_budgets(budgets)
-    kept = check_retention(retention)
-    for place, budget in enumerate(read_budgets):
-        if budget.cost is not None and read_prices is None:
-            raise InvalidSpecError(f"budgets[{place}].cost", "needs `prices`")
-    if http is not None:
-        check_http(http)
-        if find_spec("starlette") is None or find_spec("hypercorn") is None:
-            raise InvalidSpecError(
-                "http", 'needs the libraries of the extra: pip install "path/to/clone[http]"'
-            )
+    check_directory(directory)
+    check_system(system, faults)
+    check_switches(clock, admin, control=control, trace=trace, account_waits=account_waits)
+    read_prices, kept = check_prices(prices), check_retention(retention)
+    read_budgets = check_host_budgets(budgets, read_prices)
+    check_api(http)
     wall = clock if clock is not None else SystemClock()
     # Absolute, so that a later chdir moves nothing and a status says where it is.
-    sinks = _sinks(webhook, alert_sinks)
+    sinks = sinks_of(webhook, alert_sinks)
     path = Path(directory).absolute()  # noqa: ASYNC240 - asks for the working directory only.
     store = LmdbStore.open(path, clock_ms=wall.now_ms)
     try:
@@ -158,27 +145,6 @@ async def open_runtime(
             ownership.close()
     finally:
         store.close()
-
-
-def _sinks(webhook: Webhook | str | None, others: Sequence[AlertSink]) -> list[AlertSink]:
-    sinks: list[AlertSink] = []
-    if webhook is not None:
-        from .ops.webhook import WebhookSink  # Who posts nothing need not load what would.
-
-        sinks.append(WebhookSink(webhook))
-    names = {FailuresLog.name, "webhook"}
-    for place, sink in enumerate(others):
-        name = getattr(sink, "name", None)
-        if not isinstance(name, str) or not re.fullmatch("[a-z0-9_-]{1,64}", name) or name in names:
-            raise InvalidSpecError(
-                f"alert_sinks[{place}].name",
-                "must be 1 to 64 of a-z, 0-9, - and _, and no other sink's",
-            )
-        if not callable(getattr(sink, "deliver", None)):
-            raise InvalidSpecError(f"alert_sinks[{place}].deliver", "must be an async function")
-        names.add(name)
-        sinks.append(sink)
-    return sinks
 
 
 def _new_system(clock: Clock, faults: StoreFaults | None, trace: bool) -> ActorSystem:

@@ -7,7 +7,6 @@ Any thread.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -22,6 +21,9 @@ STRATEGIES = ("one_for_one", "one_for_all", "rest_for_one")
 AUTO_SHUTDOWNS = ("never", "any_significant", "all_significant")
 DIRECTIVES = ("resume", "restart", "stop", "escalate")
 """By severity: of the members of an exception group the last of these decides."""
+PAUSE_S_MAX = 1e9
+"""Some thirty years: a pause that is longer has an end that no clock can be asked for."""
+FACTOR_MAX = 1e6
 
 Directive: TypeAlias = Literal["resume", "restart", "stop", "escalate"]
 Directives: TypeAlias = tuple[tuple[type[BaseException], Directive], ...]
@@ -32,9 +34,15 @@ def check_directives(directives: Directives) -> None:
     """Refuse what would never match, or says nothing that is known.
 
     Raises:
-        TypeError: A pair's type is no exception class.
+        TypeError: They are no pairs, or a pair's type is no exception class.
         ValueError: Its directive is none, or its type is an exception group's.
     """
+    if not isinstance(directives, tuple) or any(
+        not isinstance(pair, tuple) or len(pair) != 2 for pair in directives
+    ):
+        raise TypeError(
+            f"directives must be a tuple of pairs (error class, directive), not {directives!r:.80}"
+        )
     for kind, directive in directives:
         if not (isinstance(kind, type) and issubclass(kind, BaseException)):
             raise TypeError(f"directives must be keyed by exception classes, not {kind!r}")
@@ -53,7 +61,17 @@ def check_type(field: str, value: object, kind: type) -> None:
         TypeError: It is not, or it is a truth value in the place of a number.
     """
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise TypeError(f"{field} must be of {kind.__name__}, and is {value!r}")
+        raise TypeError(f"{field} must be of {kind.__name__}, and is {value!r:.80}")
+
+
+def check_number(field: str, value: object) -> None:
+    """Refuse what is no number, by the name of its field.
+
+    Raises:
+        TypeError: It is none, or a truth value in the place of one.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{field} must be a number, and is {value!r:.80}")
 
 
 def is_actor_class(value: object) -> bool:
@@ -85,14 +103,19 @@ class Backoff:
     reset_after_s: float | None = None
 
     def __post_init__(self) -> None:
-        if not (0 <= self.initial_s < math.inf and 0 <= self.max_s < math.inf):
-            raise ValueError("initial_s and max_s must be finite and not negative")
-        if not 1 <= self.factor < math.inf:
-            raise ValueError(f"factor must be finite and at least 1, and is {self.factor!r}")
+        for name in ("initial_s", "max_s", "factor", "jitter"):
+            check_number(name, getattr(self, name))
+        for name in ("initial_s", "max_s"):
+            if not 0 <= getattr(self, name) <= PAUSE_S_MAX:
+                raise ValueError(f"{name} must be from 0 to {PAUSE_S_MAX:,.0f} seconds")
+        if not 1 <= self.factor <= FACTOR_MAX:
+            raise ValueError(f"factor must be from 1 to {FACTOR_MAX:,.0f}")
         if not 0 <= self.jitter <= 1:
-            raise ValueError(f"jitter must be from 0 to 1, and is {self.jitter!r}")
-        if self.reset_after_s is not None and not self.reset_after_s > 0:
-            raise ValueError(f"reset_after_s must be positive, and is {self.reset_after_s!r}")
+            raise ValueError(f"jitter must be from 0 to 1, and is {self.jitter!r:.80}")
+        if self.reset_after_s is not None:
+            check_number("reset_after_s", self.reset_after_s)
+            if not self.reset_after_s > 0:
+                raise ValueError("reset_after_s must be positive, or None")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,19 +153,27 @@ class ChildSpec:
         if not is_actor_class(self.actor_class):
             raise TypeError(
                 f"actor_class of child {self.id!r} must be a class of TrioActor's, "
-                f"not {self.actor_class!r}"
+                f"not {self.actor_class!r:.80}"
             )
         if not callable(self.args):
             check_type("args", self.args, tuple)
         check_type("kwargs", self.kwargs, Mapping)
+        for key in self.kwargs:
+            check_type("a key of kwargs", key, str)
         if self.name is not None:
             check_type("name", self.name, str)
         if self.restart not in RESTARTS:
-            raise ValueError(f"restart must be one of {', '.join(RESTARTS)}, not {self.restart!r}")
-        if isinstance(self.shutdown_s, bool) or not self.shutdown_s >= 0:
+            raise ValueError(
+                f"restart must be one of {', '.join(RESTARTS)}, not {self.restart!r:.80}"
+            )
+        check_number("shutdown_s", self.shutdown_s)
+        if not self.shutdown_s >= 0:
             raise ValueError(
                 f"shutdown_s must be seconds, and not negative, and is {self.shutdown_s!r}"
             )
+        for name in ("register", "significant"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} must be True or False, not {getattr(self, name)!r:.80}")
         check_directives(self.directives)
         if self.significant and self.restart == "permanent":
             raise ValueError("significant must not be set for a permanent child")
@@ -185,20 +216,23 @@ class SupervisorSpec:
         check_type("backoff", self.backoff, Backoff)
         check_type("intensity", self.intensity, int)
         if self.on_parked is not None and not callable(self.on_parked):
-            raise TypeError(f"on_parked must be a function, and is {self.on_parked!r}")
+            raise TypeError(f"on_parked must be a function, and is {self.on_parked!r:.80}")
         if self.strategy not in STRATEGIES:
             raise ValueError(
-                f"strategy must be one of {', '.join(STRATEGIES)}, not {self.strategy!r}"
+                f"strategy must be one of {', '.join(STRATEGIES)}, not {self.strategy!r:.80}"
             )
         if self.on_exhausted not in ("escalate", "park"):
-            raise ValueError(f"on_exhausted must be escalate or park, not {self.on_exhausted!r}")
+            raise ValueError(
+                f"on_exhausted must be escalate or park, not {self.on_exhausted!r:.80}"
+            )
+        check_number("period_s", self.period_s)
         if self.intensity < 0 or not self.period_s > 0:
             raise ValueError("intensity must not be negative, and period_s must be positive")
         check_directives(self.directives)
         if self.auto_shutdown not in AUTO_SHUTDOWNS:
             raise ValueError(
                 f"auto_shutdown must be one of {', '.join(AUTO_SHUTDOWNS)}, "
-                f"not {self.auto_shutdown!r}"
+                f"not {self.auto_shutdown!r:.80}"
             )
         for child in self.children:
             check_type("children", child, ChildSpec)

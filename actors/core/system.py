@@ -33,6 +33,7 @@ from .errors import NameTakenError
 from .events import Event
 from .hub import CAPACITY, EventHub, Subscription
 from .logs import Log
+from .options import check_options
 from .ports import (
     DeadLetterSink,
     DeliveryCounts,
@@ -47,7 +48,7 @@ from .reminders import MemoryReminders
 from .shutdown import PHASES, ShutdownReport, shut_down
 from .snapshots import ActorStatistics, SystemStatistics, of_system
 from .spans import NO_SPANS, Spans
-from .specs import Directives, SupervisorSpec, check_directives
+from .specs import Directives, SupervisorSpec
 from .supervisor import Supervisor
 from .timeouts import bounded
 from .tree import DEPTH, NODES, WIDTH, TreeNode, take_tree
@@ -106,7 +107,8 @@ class ActorSystem:
         faults: FaultHooks | None = None,
         trace: bool = False,
     ) -> None:
-        check_directives(directives)
+        sinks = (on_dead_letter, on_quarantine, on_event)
+        check_options(name, asks, clock, debug, seed, directives, trace, sinks)
         self._directives = directives
         self.name = name
         self.asks = asks

@@ -18,9 +18,10 @@ def bounded(field: str, timeout_s: float) -> float | None:
     Raises:
         ValueError: It is below 0, or no number, as a truth value is; nothing was done.
     """
-    if isinstance(timeout_s, bool) or not timeout_s >= 0:
+    number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
+    if not number or not timeout_s >= 0:
         raise ValueError(
-            f"{field} must be at least 0, not {timeout_s!r}; nothing was done; "
+            f"{field} must be at least 0, not {timeout_s!r:.80}; nothing was done; "
             "math.inf is without an end"
         )
     return timeout_s if timeout_s < LONGEST_S else None

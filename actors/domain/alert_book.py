@@ -12,6 +12,7 @@ Runs in: the loop thread.
 from __future__ import annotations
 
 import shlex
+import urllib.parse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
@@ -24,7 +25,7 @@ from abeyance.storage.store import Store
 from abeyance.storage.tables.waits import ALERT_CHARS_MAX, Wait
 
 from .archive_book import NUMBER_MAX, PAGE_MAX
-from .errors import InvalidInputError
+from .errors import InvalidInputError, InvalidSpecError
 from .ingress import clean_text
 from .limits import ALERT_PAST_MS
 from .wait_book import ACCOUNT
@@ -34,6 +35,8 @@ EVERY: Final = "*"
 FRAMEWORK: Final = "framework"
 """Whom an alert is addressed to that concerns every agent."""
 DIRECTORY_CHARS_MAX: Final = 500
+TIMEOUT_S_MAX: Final = 30.0
+URL_CHARS_MAX: Final = 4_096
 EPISODE_CHARS_MAX: Final = 200
 
 FailingOf: TypeAlias = Literal["prompt", "transcript", "task"]
@@ -108,11 +111,44 @@ class Webhook:
             basic authentication. Never printed.
         headers: Sent with each request, as a token may be. Never printed.
         timeout_s: For one request, whole; up to 30.
+    Raises:
+        InvalidSpecError: Names the field that is malformed, without its value.
     """
 
     url: str = field(repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     timeout_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        _check_url(self.url)
+        if not isinstance(self.headers, Mapping):
+            raise InvalidSpecError("headers", "must be a mapping of names to text")
+        for name, value in self.headers.items():
+            plain = isinstance(name, str) and isinstance(value, str)
+            if not (plain and name and (name + value).isascii() and (name + value).isprintable()):
+                raise InvalidSpecError("headers", "must be printable ASCII text")
+        timeout_s = self.timeout_s
+        number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
+        if not number or not 0 < timeout_s <= TIMEOUT_S_MAX:
+            raise InvalidSpecError("timeout_s", f"must be above 0 and up to {TIMEOUT_S_MAX:g}")
+
+
+def _check_url(url: object) -> None:
+    """What can be told of a URL without the library that posts to it, which reads it again."""
+    if not isinstance(url, str) or not 0 < len(url) <= URL_CHARS_MAX or not url.isprintable():
+        raise InvalidSpecError(
+            "url", f"must be printable text of at most {URL_CHARS_MAX:,} characters"
+        )
+    try:
+        parts = urllib.parse.urlsplit(url)
+        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and not parts.fragment
+        sound = sound and parts.port != 0
+    except ValueError:
+        sound = False
+    if not sound:  # Outside of the block: the parser's error holds the URL.
+        raise InvalidSpecError(
+            "url", "must be an http or https URL with a host and without a fragment"
+        )
 
 
 class AlertNotDeliveredError(AbeyanceError):

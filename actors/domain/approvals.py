@@ -22,7 +22,7 @@ from abeyance.storage.tables.approvals import INPUT_CHARS_MAX, Approval
 from abeyance.storage.tables.blocks import ToolResultBlock, ToolUseBlock
 from abeyance.storage.tables.fields import INSTANT_MS_MAX
 
-from .errors import InvalidInputError
+from .errors import InvalidInputError, InvalidToolError
 from .ingress import check_name, clean_text, escaped_text
 from .tool_results import CANCELLED_TEXT, recorded_of, result_of
 
@@ -48,11 +48,28 @@ class NeedsApproval:
         otherwise: What counts as decided then: `deny` or `approve`.
         when: Which calls wait: called on the loop with the call's input, must not block, and
             answers whether a person is to be asked. What it raises asks one. None: all do.
+    Raises:
+        InvalidToolError: Names the field that is malformed.
     """
 
     within_s: float | None = WITHIN_S
     otherwise: Literal["deny", "approve"] = "deny"
     when: Callable[[dict[str, Any]], object] | None = None
+
+    def __post_init__(self) -> None:
+        within = self.within_s
+        if within is not None and (
+            isinstance(within, bool)
+            or not isinstance(within, int | float)
+            or not 1 <= within <= WITHIN_S_MAX
+        ):
+            bound = f"must be None or from 1 to {WITHIN_S_MAX:.0f} seconds"
+            raise InvalidToolError("within_s", bound)
+        if self.otherwise not in ("approve", "deny"):
+            raise InvalidToolError("otherwise", "must be 'approve' or 'deny'")
+        when: Any = self.when
+        if when is not None and not callable(when):
+            raise InvalidToolError("when", "must be None or a function")
 
     def asks(self, agent: str, call: ToolUseBlock) -> bool:
         """Whether this call of an agent waits for a person."""
@@ -68,27 +85,6 @@ class NeedsApproval:
                 agent=agent,
             )
             return True
-
-
-def policy_problem(approve: object) -> tuple[str, str] | None:
-    """What is wrong with a tool's `approve`: the field below it, and the problem."""
-    if isinstance(approve, bool):
-        return None
-    if not isinstance(approve, NeedsApproval):
-        return "", "must be True, False or a NeedsApproval"
-    within = approve.within_s
-    if within is not None and (
-        isinstance(within, bool)
-        or not isinstance(within, int | float)
-        or not 1 <= within <= WITHIN_S_MAX
-    ):
-        return ".within_s", f"must be None or from 1 to {WITHIN_S_MAX:.0f} seconds"
-    if approve.otherwise not in ("approve", "deny"):
-        return ".otherwise", "must be 'approve' or 'deny'"
-    when: Any = approve.when
-    if when is not None and not callable(when):
-        return ".when", "must be None or a function"
-    return None
 
 
 def row_of(call: ToolUseBlock, policy: NeedsApproval, now_ms: int) -> Approval:

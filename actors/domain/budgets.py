@@ -55,6 +55,8 @@ class Budget:
         tokens: Of requests and replies together, cached ones included.
         zone: By its name in the time zone database.
         name: What it is called; None: as its period.
+    Raises:
+        InvalidSpecError, InvalidNameError: Names the field that is malformed.
     """
 
     per: Per
@@ -62,6 +64,16 @@ class Budget:
     tokens: int | None = None
     zone: str = "UTC"
     name: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.per, str) or self.per not in get_args(Per):
+            raise InvalidSpecError("per", f"must be one of {', '.join(get_args(Per))}")
+        _check_amount(self)
+        problem = zone_problem(self.zone)
+        if problem is not None:
+            raise InvalidSpecError("zone", problem)
+        if self.name is not None:
+            check_name(self.name, "name")
 
     @property
     def called(self) -> str:
@@ -74,10 +86,10 @@ class Budget:
 
 
 def check_budgets(budgets: object, field: str = "budgets") -> tuple[Budget, ...]:
-    """Return budgets, or refuse them.
+    """Return budgets, or refuse them. Each by itself is sound: it was refused as it was made.
 
     Raises:
-        InvalidSpecError, InvalidNameError: Names the field.
+        InvalidSpecError: Names the field.
     """
     if isinstance(budgets, str | bytes) or not isinstance(budgets, Sequence):
         raise InvalidSpecError(field, "must be a sequence of Budget")
@@ -88,34 +100,26 @@ def check_budgets(budgets: object, field: str = "budgets") -> tuple[Budget, ...]
         here = f"{field}[{place}]"
         if not isinstance(budget, Budget):
             raise InvalidSpecError(here, f"must be a Budget, not {type(budget).__name__}")
-        if budget.per not in get_args(Per):
-            raise InvalidSpecError(f"{here}.per", f"must be one of {', '.join(get_args(Per))}")
-        _check_amount(budget, here)
-        problem = zone_problem(budget.zone)
-        if problem is not None:
-            raise InvalidSpecError(f"{here}.zone", problem)
-        if budget.name is not None:
-            check_name(budget.name, f"{here}.name")
         if budget.called in names:
             raise InvalidSpecError(f"{here}.name", "must be no other budget's here")
         names.add(budget.called)
     return tuple(budgets)
 
 
-def _check_amount(budget: Budget, here: str) -> None:
+def _check_amount(budget: Budget) -> None:
     cost, tokens = budget.cost, budget.tokens
     if (cost is None) == (tokens is None):
-        raise InvalidSpecError(here, "must have a cost or tokens, and not both")
+        raise InvalidSpecError("tokens", "or `cost`, one of them, must be given")
     if tokens is not None:
         is_count = isinstance(tokens, int) and not isinstance(tokens, bool)
         if not is_count or not 1 <= tokens <= TOKENS_MAX:
-            raise InvalidSpecError(f"{here}.tokens", f"must be from 1 to {TOKENS_MAX:,}")
+            raise InvalidSpecError("tokens", f"must be a whole number from 1 to {TOKENS_MAX:,}")
         return
     if not isinstance(cost, Decimal):
-        raise InvalidSpecError(f"{here}.cost", "must be a Decimal")
+        raise InvalidSpecError("cost", "must be a Decimal")
     if not cost.is_finite() or not 0 < cost <= COST_MAX or cost * NANO % 1:
         bound = f"must be above 0, at most {COST_MAX:,}, with at most 9 places behind the point"
-        raise InvalidSpecError(f"{here}.cost", bound)
+        raise InvalidSpecError("cost", bound)
 
 
 def check_priced(

@@ -33,6 +33,7 @@ from abeyance.storage.tables.blocks import (
 from .context import CallDeferred, ContextDesk, Summary, WaitRecorded, WaitReleased
 from .errors import InvalidInputError, SummaryRefusedError
 from .ingress import check_model, is_blank
+from .system_prompt import unfit
 from .transcript import TranscriptMessage
 from .views import block_size
 
@@ -63,7 +64,7 @@ class CompactingContext:
         model: Who sums up; None: the model of the agent's turns.
         summary_tokens_max: The bound of a summary, in tokens; 64 to 32,000. A reply that is cut
             off there, or has more characters than half of `past_chars`, is not kept.
-        instructions: The system prompt of the calls.
+        instructions: The system prompt of the calls, at most 1,000,000 bytes of UTF-8.
     Raises:
         InvalidInputError, InvalidNameError: Names the argument that is out of its bounds.
     """
@@ -82,8 +83,11 @@ class CompactingContext:
         _check_between("summary_tokens_max", self.summary_tokens_max, 64, 32_000)
         if self.model is not None:
             check_model(self.model, "model")
-        if not isinstance(self.instructions, str) or is_blank(self.instructions):
-            raise InvalidInputError("instructions", "must be text that is not blank")
+        problem = unfit(self.instructions)
+        if problem is None and is_blank(self.instructions):
+            problem = "must be text that is not blank"
+        if problem is not None:
+            raise InvalidInputError("instructions", problem)
 
     def view(self, summaries: Iterable[Summary]) -> Summary | None:
         """The newest summary that stands."""

@@ -36,10 +36,23 @@ T = TypeVar("T")
 
 
 class ModelChoice(msgspec.Struct, frozen=True):
-    """One link of a chain: a provider as the host named it, and one of its models."""
+    """One link of a chain: a provider as the host named it, and one of its models.
+
+    Raises:
+        InvalidNameError: Names the field that is no name.
+    """
 
     provider: Name
     model: Name
+
+    def __post_init__(self) -> None:
+        check_name(self.provider, "provider")
+        check_model(self.model, "model")
+
+
+def _check_sequence(field: str, given: object) -> None:
+    if isinstance(given, str | bytes) or not isinstance(given, Sequence):
+        raise InvalidInputError(field, f"must be a sequence, not {type(given).__name__}")
 
 
 class FallbackChain:
@@ -60,16 +73,20 @@ class FallbackChain:
             InvalidInputError: There is none, too many, one twice, or a malformed name; or what is
                 remembered of a model has no instant.
         """
+        _check_sequence("choices", choices)
+        _check_sequence("exhausted", exhausted)
         if not 1 <= len(choices) <= CHOICES_MAX:
             raise InvalidInputError("choices", f"1 to {CHOICES_MAX} models make a chain")
         for place, choice in enumerate(choices):
-            check_name(choice.provider, f"choices[{place}].provider")
-            check_model(choice.model, f"choices[{place}].model")
+            if not isinstance(choice, ModelChoice):
+                raise InvalidInputError(f"choices[{place}]", "must be a ModelChoice")
             if choice in choices[:place]:
                 raise InvalidInputError(f"choices[{place}]", "is in the chain already")
         self.choices = tuple(choices)
         self._exhausted: dict[ModelChoice, Exhaustion] = {}
         for place, fact in enumerate(exhausted):
+            if not isinstance(fact, Exhaustion):
+                raise InvalidInputError(f"exhausted[{place}]", "must be an Exhaustion")
             try:
                 self.remember(fact)
             except InvalidInputError as problem:

@@ -66,7 +66,7 @@ class Retry:
 
     def __post_init__(self) -> None:
         if isinstance(self.after_s, bool) or not isinstance(self.after_s, int | float):
-            raise TypeError(f"after_s: must be a number of seconds, not {self.after_s!r}")
+            raise TypeError(f"after_s: must be a number of seconds, not {self.after_s!r:.80}")
         # A whole number past every float is larger than 0 and is compared as it is.
         if not self.after_s >= 0:
             raise ValueError(f"after_s: must be 0 or more, not {self.after_s!r}")
@@ -78,6 +78,28 @@ class GiveUp:
 
 
 Decision: TypeAlias = Retry | GiveUp
+
+
+def check_pause(field: str, value: object) -> None:
+    """Refuse what is no number of seconds from 0 to a day, by the name of its field.
+
+    Raises:
+        TypeError, ValueError: It is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{field}: must be a number of seconds, not {value!r:.80}")
+    if not 0 <= value <= PACING_S_MAX:
+        raise ValueError(f"{field}: must be from 0 to {PACING_S_MAX:g}, not {value!r:.80}")
+
+
+def check_source(source: object) -> None:
+    """Refuse what no jitter can come from.
+
+    Raises:
+        TypeError: It is no source of random numbers.
+    """
+    if not isinstance(source, random.Random):
+        raise TypeError(f"source: must be a random.Random, not {source!r:.80}")
 
 
 @runtime_checkable
@@ -113,6 +135,9 @@ class Backoff:
         max_s: The longest pause.
         jitter_s: Up to so much is added to each.
         source: Where the jitter comes from.
+    Raises:
+        TypeError, ValueError: Names what is no number, or out of its bounds: tries from 1 to
+            1,000,000, seconds from 0 to a day.
     """
 
     def __init__(
@@ -124,6 +149,15 @@ class Backoff:
         jitter_s: float = JITTER_S,
         source: random.Random | None = None,
     ) -> None:
+        if isinstance(attempts_max, bool) or not isinstance(attempts_max, int):
+            raise TypeError(f"attempts_max: must be a whole number, not {attempts_max!r:.80}")
+        if not 1 <= attempts_max <= 1_000_000:
+            raise ValueError("attempts_max: must be from 1 to 1,000,000")
+        check_pause("initial_s", initial_s)
+        check_pause("max_s", max_s)
+        check_pause("jitter_s", jitter_s)
+        if source is not None:
+            check_source(source)
         self._attempts_max = attempts_max
         self._initial_s = initial_s
         self._max_s = max_s
@@ -151,7 +185,7 @@ class Pacing:
         jitter_s: Up to so much is added, so that agents of one organisation do not start at once.
         source: Where the jitter comes from.
     Raises:
-        TypeError, ValueError: A field is no number from 0 to a day.
+        TypeError, ValueError: A field is no number from 0 to a day, or `source` no source.
     """
 
     default_s: float = 60.0
@@ -159,12 +193,9 @@ class Pacing:
     source: random.Random = field(default_factory=random.Random, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("default_s", "jitter_s"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise TypeError(f"{name}: must be a number of seconds, not {value!r}")
-            if not (0 <= value <= PACING_S_MAX):
-                raise ValueError(f"{name}: must be from 0 to {PACING_S_MAX:g}, not {value!r}")
+        check_pause("default_s", self.default_s)
+        check_pause("jitter_s", self.jitter_s)
+        check_source(self.source)
 
     def jitter_ms(self) -> int:
         """One draw. Never negative."""

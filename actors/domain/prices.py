@@ -42,12 +42,18 @@ class Price:
         output: Tokens of replies.
         cache_read: Tokens that a cache had; None: as `input`.
         cache_write: Tokens that were put into a cache; None: as `input`.
+    Raises:
+        InvalidSpecError: Names the field that is no Decimal, or out of its bounds.
     """
 
     input: Decimal
     output: Decimal
     cache_read: Decimal | None = None
     cache_write: Decimal | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("input", "output", "cache_read", "cache_write"):
+            _check_amount(getattr(self, name), name, name.startswith("cache"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +64,19 @@ class Prices:
         currency: What it is in, for people: `EUR`.
         table: (provider, model) to `Price`. A provider is named as its adapter is (`anthropic`,
             `openai`), or by its class; a model as the agent asks for it. At most 10,000.
+    Raises:
+        InvalidSpecError, InvalidNameError: Names the field that is malformed.
     """
 
     currency: str
     table: Mapping[tuple[str, str], Price]
+
+    def __post_init__(self) -> None:
+        check_name(self.currency, "currency")
+        if len(self.currency) > CURRENCY_CHARS_MAX:
+            raise InvalidSpecError("currency", f"must be at most {CURRENCY_CHARS_MAX} characters")
+        # A copy: the prices stay as they are, whatever becomes of the mapping.
+        object.__setattr__(self, "table", _table(self.table))
 
     def cost(self, provider: str, model: str, usage: Usage) -> int | None:
         """What a call cost, in 1e-9 of the currency's unit; None where the table has no price."""
@@ -86,36 +101,33 @@ def money(nano: int) -> Decimal:
 
 
 def check_prices(prices: object) -> Prices | None:
-    """Return a host's prices as they stay, whatever becomes of the mapping it gave.
+    """Return a host's prices, or refuse what are none.
 
     Raises:
-        InvalidSpecError: Names the field.
+        InvalidSpecError: They are none.
     """
     if prices is None:
         return None
     if not isinstance(prices, Prices):
         raise InvalidSpecError("prices", f"must be Prices or None, not {type(prices).__name__}")
-    currency = check_name(prices.currency, "prices.currency")
-    if len(currency) > CURRENCY_CHARS_MAX:
-        raise InvalidSpecError(
-            "prices.currency", f"must be at most {CURRENCY_CHARS_MAX} characters"
-        )
-    if not isinstance(prices.table, Mapping):
-        raise InvalidSpecError("prices.table", "must be a mapping of (provider, model) to Price")
-    if len(prices.table) > PRICES_MAX:
-        raise InvalidSpecError("prices.table", f"must have at most {PRICES_MAX:,} prices")
+    return prices
+
+
+def _table(given: object) -> dict[tuple[str, str], Price]:
+    if not isinstance(given, Mapping):
+        raise InvalidSpecError("table", "must be a mapping of (provider, model) to Price")
+    if len(given) > PRICES_MAX:
+        raise InvalidSpecError("table", f"must have at most {PRICES_MAX:,} prices")
     table: dict[tuple[str, str], Price] = {}
-    for key, price in prices.table.items():
-        field = f"prices.table[{key!r:.100}]"
+    for key, price in given.items():
+        field = f"table[{key!r:.100}]"
         if not isinstance(key, tuple) or len(key) != 2:
             raise InvalidSpecError(field, "must be named by (provider, model)")
         provider, model = check_name(key[0], field), check_model(key[1], field)
         if not isinstance(price, Price):
             raise InvalidSpecError(field, f"must be a Price, not {type(price).__name__}")
-        for name in ("input", "output", "cache_read", "cache_write"):
-            _check_amount(getattr(price, name), f"{field}.{name}", name.startswith("cache"))
         table[provider, model] = price
-    return Prices(currency, table)
+    return table
 
 
 def _check_amount(amount: object, field: str, optional: bool) -> None:

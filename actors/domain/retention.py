@@ -67,6 +67,8 @@ class Retention:
         attachments_days: Attachments that nothing names, from when they were attached.
         ids_days: Ids of messages that were read, from when they were accepted. A message that is
             sent again under an id that is forgotten is a new one.
+    Raises:
+        InvalidSpecError: Names the field that is no whole number of days from 1 to 36,500.
     """
 
     log_days: int | None = 365
@@ -79,24 +81,26 @@ class Retention:
     attachments_days: int | None = 30
     ids_days: int | None = None
 
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            days = getattr(self, each.name)
+            is_count = isinstance(days, int) and not isinstance(days, bool)
+            if days is not None and not (is_count and 1 <= days <= DAYS_MAX):
+                bound = f"must be a whole number of days from 1 to {DAYS_MAX:,}, or None"
+                raise InvalidSpecError(each.name, bound)
+
 
 def check_retention(retention: object) -> Retention:
     """Return what is kept, or refuse it.
 
     Raises:
-        InvalidSpecError: Names the field.
+        InvalidSpecError: It is none.
     """
     if retention is None:
         return Retention()
     if not isinstance(retention, Retention):
         kind = type(retention).__name__
         raise InvalidSpecError("retention", f"must be a Retention or None, not {kind}")
-    for each in fields(retention):
-        days = getattr(retention, each.name)
-        is_count = isinstance(days, int) and not isinstance(days, bool)
-        if days is not None and not (is_count and 1 <= days <= DAYS_MAX):
-            bound = f"must be a whole number of days from 1 to {DAYS_MAX:,}, or None"
-            raise InvalidSpecError(f"retention.{each.name}", bound)
     return retention
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 from abeyance.storage.tables.runs import Run
 
 from .fallback import ModelChoice
-from .ingress import check_model, check_name
+from .ingress import check_name
 from .run_errors import InvalidRunError
 from .run_rows import check_step_id
 from .run_steps import InDoubt
@@ -55,7 +55,7 @@ def check_workflow(
     check_name(name, "name")
     if not (callable(function) and inspect.iscoroutinefunction(inspect.unwrap(function))):
         raise InvalidRunError("function", "must be an async function of a run and its parameters")
-    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+    if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version < 2**63:
         raise InvalidRunError("version", "must be a whole number from 1")
     if (
         isinstance(buffer_s, bool)
@@ -77,6 +77,7 @@ def _finalisers(
     finalisers: Sequence[Finaliser],
 ) -> tuple[tuple[str, Callable[..., Any], InDoubt], ...]:
     found: dict[str, tuple[str, Callable[..., Any], InDoubt]] = {}
+    _check_sequence(finalisers, "finalisers")
     for place, given in enumerate(finalisers):
         field = f"finalisers[{place}]"
         if not isinstance(given, tuple) or len(given) not in (2, 3):
@@ -94,10 +95,14 @@ def _finalisers(
     return tuple(found.values())
 
 
+def _check_sequence(given: object, field: str) -> None:
+    if isinstance(given, str | bytes) or not isinstance(given, Sequence):
+        raise InvalidRunError(field, f"must be a sequence, not {type(given).__name__}")
+
+
 def _fallbacks(fallbacks: Sequence[ModelChoice]) -> tuple[ModelChoice, ...]:
+    _check_sequence(fallbacks, "fallbacks")
     for place, each in enumerate(fallbacks):
         if not isinstance(each, ModelChoice):
             raise InvalidRunError(f"fallbacks[{place}]", "must be a ModelChoice")
-        check_name(each.provider, f"fallbacks[{place}].provider")
-        check_model(each.model, f"fallbacks[{place}].model")
     return tuple(fallbacks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from abeyance.actors.providers.declaration import no_method
 from abeyance.actors.providers.port import Provider
@@ -17,6 +18,9 @@ from .policy import ErrorPolicy, Pacing, ProviderHold
 from .system_prompt import System, unfit
 from .tools import Tool, check_tools
 from .turn import TurnSettings
+
+COUNT_MAX: Final = 1_000_000_000
+"""Of rounds, and of a reply's tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +38,8 @@ class AgentSpec:
             turn (`TurnInfo`), plain or async, that returns one, or None. It is decided once a
             compile and stored with the turn.
         tools: The functions its model may call.
-        rounds_max: Requests one turn may make before it fails.
-        output_tokens_max: The bound of one reply, in tokens.
+        rounds_max: Requests one turn may make before it fails: 1 to 1,000,000,000.
+        output_tokens_max: The bound of one reply, in tokens: 1 to 1,000,000,000.
         error_policy: What becomes of a failure that is worth retrying and states no wait. None
             tries four times with growing pauses of up to a minute.
         provider_hold: The host's own word on a failed call: how long the agent makes none. Or None.
@@ -51,6 +55,8 @@ class AgentSpec:
             all agents have together (docs/limits.md).
         context: What of a long transcript its requests carry (`CompactingContext`, or a
             strategy of the host's). None: the whole. An ephemeral run always carries the whole.
+    Raises:
+        InvalidSpecError, InvalidNameError, InvalidToolError: Names the field that is malformed.
     """
 
     name: str
@@ -73,6 +79,9 @@ class AgentSpec:
     turns_max: int | None = None
     tool_threads_max: int = DEFAULT_LIMITS.tool_threads_max
 
+    def __post_init__(self) -> None:
+        settings_of(self)
+
 
 def check_spec(spec: object) -> TurnSettings:
     """Return the settings of a specification's turns, or refuse it.
@@ -82,6 +91,12 @@ def check_spec(spec: object) -> TurnSettings:
     """
     if not isinstance(spec, AgentSpec):
         raise InvalidSpecError("spec", f"must be an AgentSpec, not {type(spec).__name__}")
+    # Again: what a sequence or an adapter holds may have been changed since it was made.
+    return settings_of(spec)
+
+
+def settings_of(spec: AgentSpec) -> TurnSettings:
+    """As `check_spec`, of what is a specification."""
     check_agent_name(spec.name, "name")
     check_model(spec.model, "model")
     if spec.slot is not None:
@@ -99,8 +114,8 @@ def check_spec(spec: object) -> TurnSettings:
             raise InvalidSpecError("system", f"{problem}, or a function of a TurnInfo, or None")
     for name in ("rounds_max", "output_tokens_max"):
         value = getattr(spec, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InvalidSpecError(name, "must be a whole number of at least 1")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= COUNT_MAX:
+            raise InvalidSpecError(name, f"must be a whole number from 1 to {COUNT_MAX:,}")
     decide = getattr(spec.error_policy, "decide", None)
     if spec.error_policy is not None and not callable(decide):
         raise InvalidSpecError("error_policy.decide", "must be a function of a CallFailure")

@@ -39,7 +39,7 @@ from abeyance.storage.tables.blocks import TextBlock, ToolResultBlock, ToolUseBl
 from abeyance.storage.tables.slots import ToolCall
 
 from .agent_limits import THREADS_MAX, AgentRoom
-from .approvals import NeedsApproval, policy_problem
+from .approvals import NeedsApproval
 from .attachment_rows import NO_USES, Uses, read_named, uses_of
 from .errors import InvalidMessageError, InvalidToolError, OwnershipLostError
 from .foreign import failure_of, told
@@ -58,6 +58,8 @@ from .tool_results import (
 from .turn_spans import COMMIT, tool_span
 
 TIME_LIMIT_S: Final = 600.0
+TOOL_CHARS_MAX: Final = 1_000_000
+"""Of a description, and of a schema: each request carries both."""
 CUT_OFF_S: Final = 5.0
 """How long whoever cancels a turn waits for a body that was cut off, or a reconcile function."""
 
@@ -106,7 +108,7 @@ class Tool:
     Args:
         name: 1 to 64 of letters, digits, `_` and `-`.
         description: What the model is told of it.
-        input_schema: A JSON schema (2020-12) of type object; checked when the agent is added.
+        input_schema: A JSON schema (2020-12) of type object, of at most 1,000,000 characters.
         run: Sync (runs in a thread) or async; called with the input's fields as keyword arguments.
             What it returns is told to the model: text and text blocks as they are, what JSON can
             say as JSON, dates and data classes included; anything else is an error. What it raises
@@ -117,6 +119,8 @@ class Tool:
         time_limit_s: How long a turn waits for it; a later result is recorded beside the call.
         approve: Whether a person decides on each call before it is begun, and how long that may
             take; `True` is `NeedsApproval()`. See docs/approvals.md.
+    Raises:
+        InvalidToolError: Names the field that is malformed, as in `input_schema.properties.path`.
     """
 
     name: str
@@ -126,6 +130,9 @@ class Tool:
     in_doubt: Literal["report", "retry"] | Reconcile = "report"
     time_limit_s: float = TIME_LIMIT_S
     approve: bool | NeedsApproval = False
+
+    def __post_init__(self) -> None:
+        _check_tool(self)
 
     @property
     def approval(self) -> NeedsApproval | None:
@@ -149,41 +156,57 @@ def check_tools(tools: object) -> dict[str, Tool]:
     found: dict[str, Tool] = {}
     for position, tool in enumerate(tools):
         field = f"tools[{position}]"
-        _check_tool(tool, field)
+        if not isinstance(tool, Tool):
+            raise InvalidToolError(field, f"must be a Tool, not {type(tool).__name__}")
+        # Again: what a schema holds may have been changed since the tool was made.
+        _check_schema(tool.input_schema, f"{field}.input_schema")
         if tool.name in found:
             raise InvalidToolError(f"{field}.name", f"{tool.name!r} is used by an earlier tool")
         found[tool.name] = tool
     return found
 
 
-def _check_tool(tool: object, field: str) -> None:
-    if not isinstance(tool, Tool):
-        raise InvalidToolError(field, f"must be a Tool, not {type(tool).__name__}")
+def _check_tool(tool: Tool) -> None:
     named = isinstance(tool.name, str) and 0 < len(tool.name) <= 64 and tool.name.isascii()
     if not named or not all(char.isalnum() or char in "_-" for char in tool.name):
-        raise InvalidToolError(f"{field}.name", "must be 1 to 64 of letters, digits, '_' and '-'")
-    if not isinstance(tool.description, str):
-        raise InvalidToolError(f"{field}.description", "must be text")
-    schema = tool.input_schema
-    if not isinstance(schema, Mapping) or schema.get("type") != "object":
-        raise InvalidToolError(f"{field}.input_schema", "must be a JSON schema of type 'object'")
-    try:
-        json.dumps(dict(schema), allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as problem:
-        raise InvalidToolError(f"{field}.input_schema", f"must be JSON ({problem})") from None
-    wrong = problem_of(schema)
-    if wrong is not None:
-        raise InvalidToolError(f"{field}.input_schema{wrong[0]}", wrong[1])
+        raise InvalidToolError("name", "must be 1 to 64 of letters, digits, '_' and '-'")
+    _check_text(tool.description)
+    _check_schema(tool.input_schema, "input_schema")
     if not callable(tool.run):
-        raise InvalidToolError(f"{field}.run", "must be a function")
+        raise InvalidToolError("run", "must be a function")
     if tool.in_doubt not in ("report", "retry") and not callable(tool.in_doubt):
-        raise InvalidToolError(f"{field}.in_doubt", "must be 'report', 'retry' or a function")
+        raise InvalidToolError("in_doubt", "must be 'report', 'retry' or a function")
     limit = tool.time_limit_s
     if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 < limit < 1e9:
-        raise InvalidToolError(f"{field}.time_limit_s", "must be a positive number of seconds")
-    unfit = policy_problem(tool.approve)
-    if unfit is not None:
-        raise InvalidToolError(f"{field}.approve{unfit[0]}", unfit[1])
+        raise InvalidToolError("time_limit_s", "must be a positive number of seconds")
+    if not isinstance(tool.approve, bool | NeedsApproval):
+        raise InvalidToolError("approve", "must be True, False or a NeedsApproval")
+
+
+def _check_text(description: object) -> None:
+    if not isinstance(description, str):
+        raise InvalidToolError("description", "must be text")
+    if len(description) > TOOL_CHARS_MAX:
+        raise InvalidToolError("description", f"must be at most {TOOL_CHARS_MAX:,} characters")
+    try:
+        description.encode()
+    except UnicodeEncodeError:
+        problem = "must be valid Unicode (it holds a lone surrogate)"
+        raise InvalidToolError("description", problem) from None
+
+
+def _check_schema(schema: object, field: str) -> None:
+    if not isinstance(schema, Mapping) or schema.get("type") != "object":
+        raise InvalidToolError(field, "must be a JSON schema of type 'object'")
+    try:
+        text = json.dumps(dict(schema), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as problem:
+        raise InvalidToolError(field, f"must be JSON ({problem})") from None
+    if len(text) > TOOL_CHARS_MAX:
+        raise InvalidToolError(field, f"must be at most {TOOL_CHARS_MAX:,} characters")
+    wrong = problem_of(schema)
+    if wrong is not None:
+        raise InvalidToolError(f"{field}{wrong[0]}", wrong[1])
 
 
 class _Running:

@@ -56,8 +56,14 @@ class AnthropicProvider(SdkProvider):
             api_key,
             "ANTHROPIC_API_KEY",
             os.environ.get("ANTHROPIC_API_KEY"),
-            deadlines_s=(byte_idle_s, first_event_s, call_s),
+            deadlines_s={
+                "byte_idle_s": byte_idle_s,
+                "first_event_s": first_event_s,
+                "call_s": call_s,
+            },
             account=account,
+            base_url=base_url,
+            clock=clock,
         )
         sdk = _import_sdk()
 

@@ -15,7 +15,7 @@ from ..core.clock import Clock
 from . import openai_chat_wire, openai_responses_wire
 from .attachments import Places
 from .port import ModelRequest, OnDelta
-from .sdk import ApiKey, Assembly, SdkProvider, checked, not_installed
+from .sdk import ApiKey, Assembly, SdkProvider, check_text, checked, not_installed
 
 
 class OpenAIProvider(SdkProvider):
@@ -65,17 +65,24 @@ class OpenAIProvider(SdkProvider):
         context_tokens: Mapping[str, int] | None = None,
     ) -> None:
         if api not in ("responses", "chat"):
-            raise ValueError(f"api is 'responses' or 'chat', not {api!r}")
+            raise ValueError(f"api is 'responses' or 'chat', not {api!r:.80}")
         if output_limit not in ("max_completion_tokens", "max_tokens"):
             raise ValueError(
-                f"output_limit is 'max_completion_tokens' or 'max_tokens', not {output_limit!r}"
+                f"output_limit is 'max_completion_tokens' or 'max_tokens', not {output_limit!r:.80}"
             )
+        check_text("service", service, "the name of a service")
         key = checked(
             api_key,
             "OPENAI_API_KEY",
             os.environ.get("OPENAI_API_KEY"),
-            deadlines_s=(byte_idle_s, first_event_s, call_s),
+            deadlines_s={
+                "byte_idle_s": byte_idle_s,
+                "first_event_s": first_event_s,
+                "call_s": call_s,
+            },
             account=account,
+            base_url=base_url,
+            clock=clock,
         )
         sdk = _import_sdk()
 

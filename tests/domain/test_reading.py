@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -231,21 +232,17 @@ async def test_a_death_with_the_request_out_counts_what_it_carried_as_read(
         assert head.read == ((1, 1),)
 
 
-class Undeclared(ScriptedProvider):
-    """An adapter that does not say whether it carries injections."""
-
-    def __init__(self) -> None:
-        super().__init__([reply("never")])
-        del self.carries_injections
-
-
 @pytest.mark.behaviour("R-13", "D-013", "D-074")
 @pytest.mark.parametrize("door", ["an agent", "an ephemeral run"])
 async def test_an_adapter_that_declares_nothing_registers_nowhere_and_is_never_called(
     door: str, world: World, virtual_time: MockClock
 ) -> None:
-    provider = Undeclared()
+    provider = ScriptedProvider([reply("never")])
     spec = AgentSpec(name="ana", provider=provider, model="m")
+    del provider.carries_injections
+    with pytest.raises(InvalidSpecError) as caught:
+        replace(spec, name="bo")
+    assert caught.value.field == "provider.carries_injections"
     async with world.open() as runtime:
         register = partial(runtime.add_agent, spec)
         run = partial(runtime.run_ephemeral, spec, "go")

@@ -10,7 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from abeyance.actors import AgentSpec, NeedsApproval, Retention, open_runtime
+from abeyance.actors import AgentSpec, NeedsApproval, Retention
 from abeyance.actors.domain.errors import InvalidSpecError, UnknownMessageError
 from abeyance.actors.domain.retention import DAY_MS, FIRST_S
 from abeyance.actors.domain.run_errors import UnknownRunError
@@ -397,12 +397,10 @@ async def test_death_between_two_commits_leaves_a_sound_store_and_the_rest_for_t
 
 
 @pytest.mark.parametrize("days", [0, -1, True, 1.5, "7", 36_501])
-async def test_retention_is_refused_by_the_field_that_is_wrong(tmp_path: Path, days: Any) -> None:
+def test_retention_is_refused_by_the_field_that_is_wrong(days: Any) -> None:
     with pytest.raises(InvalidSpecError) as error:
-        async with open_runtime(tmp_path / "state", retention=Retention(runs_days=days)):
-            pass
-    assert error.value.field == "retention.runs_days"
-    assert not (tmp_path / "state").exists()
+        Retention(runs_days=days)
+    assert error.value.field == "runs_days"
 
 
 def test_every_table_is_on_the_page_of_what_is_kept() -> None:

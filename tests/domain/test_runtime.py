@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -73,55 +73,91 @@ def bad_tool(**fields: Any) -> list[Tool]:
     return [tool("fine", print), Tool(**given)]
 
 
+def spec_with_tools_since(since: Any) -> AgentSpec:
+    tools = [tool("fine", print)]
+    made = spec(tools=tools)
+    tools[:] = since if isinstance(since, list) else tools * 2
+    return made
+
+
+def spec_with_provider_since(lacks: str) -> AgentSpec:
+    changed = Changeable([])
+    made = spec(provider=changed)
+    setattr(changed, lacks, None)
+    return made
+
+
 @pytest.mark.parametrize(
-    ("given", "field"),
+    ("make", "field"),
     [
-        ({"name": "ana"}, "spec"),
-        (spec(name="*"), "name"),
-        (spec(name="framework"), "name"),
-        (spec(name=""), "name"),
-        (spec(name="é" * 65), "name"),
-        (spec(name="a\nb"), "name"),
-        (spec(name=7), "name"),
-        (spec(model="*"), "model"),
-        (spec(model=None), "model"),
-        (spec(provider=Undeclared()), "provider.carries_injections"),
-        (spec(provider=Uncallable()), "provider.call"),
-        (spec(provider=Named([])), "provider.credential"),
-        (spec(provider=Bounded([])), "provider.context_tokens"),
-        (spec(system=7), "system"),
-        (spec(rounds_max=0), "rounds_max"),
-        (spec(rounds_max=True), "rounds_max"),
-        (spec(rounds_max=1.5), "rounds_max"),
-        (spec(output_tokens_max="4096"), "output_tokens_max"),
-        (spec(tools=5), "tools"),
-        (spec(tools="look"), "tools"),
-        (spec(tools=[print]), "tools[0]"),
-        (spec(tools=bad_tool(name="no spaces")), "tools[1].name"),
-        (spec(tools=bad_tool(name="fine")), "tools[1].name"),
-        (spec(tools=bad_tool(description=None)), "tools[1].description"),
-        (spec(tools=bad_tool(input_schema={"type": "array"})), "tools[1].input_schema"),
-        (spec(tools=bad_tool(input_schema=None)), "tools[1].input_schema"),
+        (lambda: spec(name="*"), "name"),
+        (lambda: spec(name="framework"), "name"),
+        (lambda: spec(name=""), "name"),
+        (lambda: spec(name="é" * 65), "name"),
+        (lambda: spec(name="a\nb"), "name"),
+        (lambda: spec(name=7), "name"),
+        (lambda: spec(model="*"), "model"),
+        (lambda: spec(model=None), "model"),
+        (lambda: spec(provider=Undeclared()), "provider.carries_injections"),
+        (lambda: spec(provider=Uncallable()), "provider.call"),
+        (lambda: spec(provider=Named([])), "provider.credential"),
+        (lambda: spec(provider=Bounded([])), "provider.context_tokens"),
+        (lambda: spec(system=7), "system"),
+        (lambda: spec(rounds_max=0), "rounds_max"),
+        (lambda: spec(rounds_max=True), "rounds_max"),
+        (lambda: spec(rounds_max=1.5), "rounds_max"),
+        (lambda: spec(output_tokens_max="4096"), "output_tokens_max"),
+        (lambda: spec(tools=5), "tools"),
+        (lambda: spec(tools="look"), "tools"),
+        (lambda: spec(tools=[print]), "tools[0]"),
+        (lambda: spec(tools=bad_tool(name="no spaces")), "name"),
+        (lambda: spec(tools=bad_tool(name="fine")), "tools[1].name"),
+        (lambda: spec(tools=bad_tool(description=None)), "description"),
+        (lambda: spec(tools=bad_tool(input_schema={"type": "array"})), "input_schema"),
+        (lambda: spec(tools=bad_tool(input_schema=None)), "input_schema"),
         (
-            spec(tools=bad_tool(input_schema={"type": "object", "default": float("nan")})),
-            "tools[1].input_schema",
+            lambda: spec(tools=bad_tool(input_schema={"type": "object", "default": float("nan")})),
+            "input_schema",
         ),
-        (spec(tools=bad_tool(run="print")), "tools[1].run"),
-        (spec(tools=bad_tool(in_doubt="guess")), "tools[1].in_doubt"),
-        (spec(tools=bad_tool(time_limit_s=0)), "tools[1].time_limit_s"),
-        (spec(tools=bad_tool(time_limit_s=float("nan"))), "tools[1].time_limit_s"),
-        (spec(tools=bad_tool(time_limit_s=True)), "tools[1].time_limit_s"),
+        (lambda: spec(tools=bad_tool(run="print")), "run"),
+        (lambda: spec(tools=bad_tool(in_doubt="guess")), "in_doubt"),
+        (lambda: spec(tools=bad_tool(time_limit_s=0)), "time_limit_s"),
+        (lambda: spec(tools=bad_tool(time_limit_s=float("nan"))), "time_limit_s"),
+        (lambda: spec(tools=bad_tool(time_limit_s=True)), "time_limit_s"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_a_malformed_specification_is_refused_by_its_field_before_any_effect(
-    world: World, virtual_time: MockClock, given: Any, field: str
+def test_a_malformed_specification_is_refused_by_its_field_as_it_is_made(
+    make: Callable[[], AgentSpec], field: str
 ) -> None:
+    with pytest.raises(InvalidInputError) as refused:
+        make()
+    assert refused.value.field == field
+    assert str(refused.value).startswith(f"{field}: ")
+
+
+class Changeable(ScriptedProvider):
+    """An adapter that is sound as its specification is made, and may be no longer."""
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: {"name": "ana"}, "spec"),
+        (lambda: spec_with_tools_since([print]), "tools[0]"),
+        (lambda: spec_with_tools_since("again"), "tools[1].name"),
+        (lambda: spec_with_provider_since("carries_injections"), "provider.carries_injections"),
+        (lambda: spec_with_provider_since("call"), "provider.call"),
+    ],
+)
+async def test_a_specification_that_is_none_any_more_is_refused_before_any_effect(
+    world: World, virtual_time: MockClock, make: Callable[[], Any], field: str
+) -> None:
+    given = make()
     async with world.open() as runtime:
         with pytest.raises(InvalidInputError) as refused:
             await runtime.add_agent(given)
         assert refused.value.field == field
-        assert str(refused.value).startswith(f"{field}: ")
         assert not runtime.status().agents
         for table in ("agents", "owners", "heads", "leases"):
             assert not world.rows(table)

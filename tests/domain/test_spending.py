@@ -10,7 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from abeyance.actors import AgentSpec, Price, Prices, open_runtime
+from abeyance.actors import AgentSpec, Price, Prices
 from abeyance.actors.domain.errors import InvalidInputError
 from abeyance.actors.domain.spent_rows import SpentCall, plan_spent, summed, without
 from abeyance.actors.providers.port import ProviderError, Usage, note_tokens
@@ -291,38 +291,43 @@ PRICE = Price(input=Decimal(1), output=Decimal(1))
 
 
 @pytest.mark.parametrize(
-    ("prices", "field"),
+    ("currency", "table", "field"),
     [
-        ({}, "prices"),
-        (Prices("", {}), "prices.currency"),
-        (Prices("EUR", []), "prices.table"),  # type: ignore[arg-type]
-        (Prices("EUR", {"m": PRICE}), "prices.table['m']"),  # type: ignore[dict-item]
-        (Prices("EUR", {("p", "m"): 3}), "prices.table[('p', 'm')]"),  # type: ignore[dict-item]
-        (
-            Prices("EUR", {("p", "m"): Price(input=1.5, output=Decimal(1))}),  # type: ignore[arg-type]
-            "prices.table[('p', 'm')].input",
-        ),
-        (
-            Prices("EUR", {("p", "m"): Price(input=Decimal(1), output=Decimal(-1))}),
-            "prices.table[('p', 'm')].output",
-        ),
-        (
-            Prices(
-                "EUR",
-                {("p", "m"): Price(input=Decimal(1), output=Decimal(1), cache_read=Decimal("NaN"))},
-            ),
-            "prices.table[('p', 'm')].cache_read",
-        ),
+        ("", {}, "currency"),
+        ("x" * 17, {}, "currency"),
+        ("EUR", [], "table"),
+        ("EUR", {"m": PRICE}, "table['m']"),
+        ("EUR", {("p", "*"): PRICE}, "table[('p', '*')]"),
+        ("EUR", {("p", "m"): 3}, "table[('p', 'm')]"),
     ],
 )
-async def test_prices_are_refused_by_the_field_that_is_wrong(
-    tmp_path: Any, prices: Any, field: str
+def test_prices_are_refused_by_the_field_that_is_wrong(
+    currency: str, table: Any, field: str
 ) -> None:
     with pytest.raises(InvalidInputError) as error:
-        async with open_runtime(tmp_path / "state", prices=prices):
-            pass
+        Prices(currency, table)
     assert error.value.field == field
-    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("amounts", "field"),
+    [
+        ({"input": 1.5}, "input"),
+        ({"output": Decimal(-1)}, "output"),
+        ({"cache_read": Decimal("NaN")}, "cache_read"),
+    ],
+)
+def test_price_is_refused_by_the_field_that_is_wrong(amounts: Any, field: str) -> None:
+    with pytest.raises(InvalidInputError) as error:
+        Price(**{"input": Decimal(1), "output": Decimal(1)} | amounts)
+    assert error.value.field == field
+
+
+def test_prices_stay_as_they_were_made_whatever_becomes_of_the_mapping() -> None:
+    table = {("p", "m"): PRICE}
+    prices = Prices("EUR", table)
+    table.clear()
+    assert prices.cost("p", "m", Usage(input_tokens=1)) == 1_000
 
 
 def test_quarter_with_more_models_than_it_holds_sums_the_rest_as_one() -> None:

@@ -75,7 +75,20 @@ MALFORMED: dict[str, tuple[dict[str, Any], str, str]] = {
 def test_malformed_schema_is_refused_naming_its_place(
     schema: dict[str, Any], place: str, said: str
 ) -> None:
-    tools = [Tool("ok", "fine", of(), print), Tool("t", "t", schema, print)]
+    with pytest.raises(InvalidToolError) as caught:
+        Tool("t", "t", schema, print)
+    assert caught.value.field == f"input_schema{place}"
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(("schema", "place", "said"), MALFORMED.values(), ids=MALFORMED)
+def test_schema_that_was_changed_since_its_tool_was_made_is_refused_as_the_agent_is_added(
+    schema: dict[str, Any], place: str, said: str
+) -> None:
+    kept = of()
+    tools = [Tool("ok", "fine", of(), print), Tool("t", "t", kept, print)]
+    kept.clear()
+    kept.update(schema)
     with pytest.raises(InvalidToolError) as caught:
         check_tools(tools)
     assert caught.value.field == f"tools[1].input_schema{place}"

@@ -170,6 +170,6 @@ def test_webhook_that_is_malformed_is_refused_by_field_without_its_value(
 ) -> None:
     with pytest.raises(InvalidSpecError) as caught:
         WebhookSink(make())
-    assert caught.value.field.startswith("webhook")
+    assert caught.value.field in {"webhook", "webhook.url", "url", "headers", "timeout_s"}
     assert "p4th" not in str(caught.value)
     assert "p4th" not in repr(caught.value.__context__)

@@ -34,6 +34,8 @@ class HttpApi:
         names: Further names by which the API is reached, as a browser writes them (`box.lan:8321`),
             at most 32. A request for any other name is refused: it is how a page of another site
             would come in.
+    Raises:
+        InvalidSpecError: Names the field that is malformed, without a token's value.
     """
 
     host: str = "127.0.0.1"
@@ -42,38 +44,46 @@ class HttpApi:
     read_token: str | None = field(default=None, repr=False)
     names: Sequence[str] = ()
 
+    def __post_init__(self) -> None:
+        _check_host(self.host)
+        port = self.port
+        if not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= 65_535:
+            raise InvalidSpecError("port", "must be a whole number from 0 to 65535")
+        for name in ("admin_token", "read_token"):
+            _check_token(name, getattr(self, name))
+        if self.admin_token is not None and self.admin_token == self.read_token:
+            raise InvalidSpecError("read_token", "must be another one than the admin token")
+        if not self.is_loopback and self.read_token is None:
+            raise InvalidSpecError(
+                "read_token", f"is needed: {self.host} can be reached from other machines"
+            )
+        _check_names(self.names)
+
     @property
     def is_loopback(self) -> bool:
         return ipaddress.ip_address(self.host).is_loopback
 
 
 def check_http(options: object) -> HttpApi:
-    """Refuse what is no sound description of an API.
+    """Refuse what is no description of an API. One that is, was checked as it was made.
 
     Raises:
-        InvalidSpecError: Names the field.
+        InvalidSpecError: It is none.
     """
     if not isinstance(options, HttpApi):
         raise InvalidSpecError("http", "must be an HttpApi, or None")
-    try:
-        ipaddress.ip_address(options.host)
-    except ValueError:
-        raise InvalidSpecError(
-            "http.host", "must be an address, such as 127.0.0.1 or ::1"
-        ) from None
-    port = options.port
-    if not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= 65_535:
-        raise InvalidSpecError("http.port", "must be a whole number from 0 to 65535")
-    for name in ("admin_token", "read_token"):
-        _check_token(f"http.{name}", getattr(options, name))
-    if options.admin_token is not None and options.admin_token == options.read_token:
-        raise InvalidSpecError("http.read_token", "must be another one than the admin token")
-    if not options.is_loopback and options.read_token is None:
-        raise InvalidSpecError(
-            "http.read_token", f"is needed: {options.host} can be reached from other machines"
-        )
-    _check_names(options.names)
     return options
+
+
+def _check_host(host: object) -> None:
+    problem = "must be an address, such as 127.0.0.1 or ::1"
+    # A number would be read as one.
+    if not isinstance(host, str):
+        raise InvalidSpecError("host", problem)
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        raise InvalidSpecError("host", problem) from None
 
 
 def _check_token(name: str, token: object) -> None:
@@ -94,9 +104,9 @@ def _check_token(name: str, token: object) -> None:
 
 def _check_names(names: object) -> None:
     if isinstance(names, str) or not isinstance(names, Sequence) or len(names) > NAMES_MAX:
-        raise InvalidSpecError("http.names", f"must be a sequence of at most {NAMES_MAX} names")
+        raise InvalidSpecError("names", f"must be a sequence of at most {NAMES_MAX} names")
     for place, name in enumerate(names):
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise InvalidSpecError(
-                f"http.names[{place}]", "must be a name as a browser sends it: `box.lan:8321`"
+                f"names[{place}]", "must be a name as a browser sends it: `box.lan:8321`"
             )

@@ -21,13 +21,12 @@ from msgspec import Meta, Struct
 
 from abeyance.actors.domain.agent_limits import BOUNDS, DEFAULT_LIMITS
 from abeyance.actors.domain.errors import InvalidInputError
-from abeyance.actors.domain.ingress import check_agent_name
-from abeyance.actors.domain.spec import AgentSpec, check_spec
+from abeyance.actors.domain.spec import AgentSpec
 from abeyance.actors.domain.tools import Tool
 from abeyance.actors.providers.port import Provider
 
 from ..errors import InvalidConfigError
-from ..http.options import HttpApi, check_http
+from ..http.options import HttpApi
 
 BYTES_MAX: Final = 1_000_000
 """A file that is longer declares no host."""
@@ -129,19 +128,14 @@ class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     names: tuple[_Text, ...] = ()
 
     def make(self, environment: Mapping[str, str]) -> HttpApi:
-        made = HttpApi(
-            host=self.host,
-            port=self.port,
-            admin_token=_variable("http.admin_token_env", self.admin_token_env, environment),
-            read_token=_variable("http.read_token_env", self.read_token_env, environment),
-            names=self.names,
-        )
+        admin = _variable("http.admin_token_env", self.admin_token_env, environment)
+        read = _variable("http.read_token_env", self.read_token_env, environment)
         try:
-            return check_http(made)
+            return HttpApi(self.host, self.port, admin, read, self.names)
         except InvalidInputError as error:
             # What is wrong with a token is said of the key that names its variable.
             field = f"{error.field}_env" if error.field.endswith("_token") else error.field
-            raise InvalidConfigError(field, error.problem) from error
+            raise InvalidConfigError(f"http.{field}", error.problem) from error
 
 
 ProviderConfig: TypeAlias = AnthropicConfig | OpenAIConfig | EchoConfig
@@ -252,23 +246,21 @@ def _agent(name: str, value: Any, providers: Mapping[str, Provider]) -> AgentSpe
         known = ", ".join(sorted(providers)) or "none"
         problem = f"no provider {config.provider!r} is declared; there are: {known}"
         raise InvalidConfigError(f"{place}.provider", problem)
-    spec = AgentSpec(
-        name=name,
-        provider=provider,
-        model=config.model,
-        system=config.system,
-        slot=config.slot,
-        tools=[_tool(f"{place}.tools", text) for text in config.tools],
-        rounds_max=config.rounds_max,
-        output_tokens_max=config.output_tokens_max,
-        **{name: getattr(config, name) for name in BOUNDS},
-    )
+    tools = [_tool(f"{place}.tools", text) for text in config.tools]
     try:
-        check_agent_name(name, "name")
-        check_spec(spec)
+        return AgentSpec(
+            name=name,
+            provider=provider,
+            model=config.model,
+            system=config.system,
+            slot=config.slot,
+            tools=tools,
+            rounds_max=config.rounds_max,
+            output_tokens_max=config.output_tokens_max,
+            **{name: getattr(config, name) for name in BOUNDS},
+        )
     except InvalidInputError as error:
         raise InvalidConfigError(f"{place}.{error.field}", error.problem) from error
-    return spec
 
 
 def _tool(field: str, text: str) -> Tool:
