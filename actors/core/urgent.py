@@ -14,7 +14,6 @@ Runs in the cell's task.
 from __future__ import annotations
 
 import math
-import time
 from types import CoroutineType
 from typing import TYPE_CHECKING, Final
 
@@ -61,10 +60,11 @@ async def serve_urgent(cell: Cell, actor: TrioActor) -> str | None:
             return STOPPED_NOW
     lane = box.internal
     if lane:
-        until = time.perf_counter() + BATCH_S
+        clock = cell.system.stopwatch
+        until = clock() + BATCH_S
         for count in range(1, len(lane) + 1):
             await _serve_internal(cell, actor, lane.popleft())
-            if box.control or (count % LOOK_EVERY == 0 and time.perf_counter() > until):
+            if box.control or (count % LOOK_EVERY == 0 and clock() > until):
                 break
         if lane or box.control:
             box.urgent = True

@@ -23,6 +23,8 @@ from abeyance.actors.core import (
 )
 from abeyance.actors.core.events import ActorEvent
 
+from ..stopwatch import Stopwatch
+
 
 class Worker(TrioActor):
     mailbox_capacity = 10
@@ -330,12 +332,6 @@ async def test_mailbox_that_fills_during_a_batch_is_an_event_before_it_is_full(a
                 for _ in range(80):
                     self.actor_ref.tell("x")
                 system.stopwatch.now += 1.0
-
-    class Stopwatch:
-        now = 0.0
-
-        def __call__(self):
-            return self.now
 
     async with ActorSystem() as system:
         system.stopwatch = Stopwatch()

@@ -29,6 +29,8 @@ from abeyance.actors.core.deadletters import DeadLetter, Ledger
 from abeyance.actors.core.events import ActorCrashed
 from abeyance.actors.core.hosted import find_system
 
+from ..stopwatch import Stopwatch
+
 WITHIN_S = 20.0  # Only what hangs takes as long.
 
 
@@ -392,13 +394,6 @@ async def test_watchers_that_ended_are_not_kept_until_the_watched_ends():
 
 
 # -- the loop
-
-
-class Stopwatch:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Feeds(TrioActor):

@@ -25,13 +25,7 @@ from abeyance.actors.core import (
 )
 from abeyance.actors.core.tree import visible
 
-
-class Stopwatch:
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
+from ..stopwatch import Stopwatch
 
 
 class Wall:

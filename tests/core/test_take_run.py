@@ -22,6 +22,7 @@ from abeyance.actors.core import (
     TrioActorRef,
 )
 
+from ..stopwatch import Stopwatch, still
 from .test_tracing import TRACER
 
 
@@ -78,7 +79,7 @@ def goes(ref: TrioActorRef[Taker]) -> list[list[Any]]:
 async def test_messages_behind_one_are_taken_in_its_handler_and_each_has_its_own_reply(
     autojump_clock: MockClock,
 ) -> None:
-    async with ActorSystem() as system:
+    async with still(ActorSystem()) as system:
         ref = await start(system)
         futures = asked(ref, 1, 2, 3, 4, 5)
         await wait_all_tasks_blocked()
@@ -92,7 +93,7 @@ async def test_messages_behind_one_are_taken_in_its_handler_and_each_has_its_own
 async def test_another_kind_of_message_is_not_taken_and_keeps_its_place(
     autojump_clock: MockClock,
 ) -> None:
-    async with ActorSystem() as system:
+    async with still(ActorSystem()) as system:
         ref = await start(system)
         futures = asked(ref, 1, 2, "other", 3)
         ref.tell(Ask((4,)))
@@ -105,7 +106,7 @@ async def test_another_kind_of_message_is_not_taken_and_keeps_its_place(
 
 
 async def test_one_that_has_expired_is_not_taken(autojump_clock: MockClock) -> None:
-    async with ActorSystem() as system:
+    async with still(ActorSystem()) as system:
         ref = await start(system)
         ref.suspend()
         kept = asked(ref, 0, 1)  # The first is handled alone: the resumption comes before it.
@@ -123,7 +124,7 @@ async def test_one_that_has_expired_is_not_taken(autojump_clock: MockClock) -> N
 async def test_a_crash_counts_for_the_message_that_was_taken_last_and_for_no_other(
     autojump_clock: MockClock,
 ) -> None:
-    async with ActorSystem() as system:
+    async with still(ActorSystem()) as system:
         ref = await start(system)
         futures = asked(ref, 1, 2, "poison", 3)
         with pytest.raises(ActorCrashError):
@@ -140,7 +141,7 @@ async def test_a_crash_counts_for_the_message_that_was_taken_last_and_for_no_oth
 async def test_nothing_is_taken_ahead_of_what_comes_before_the_user_lane(
     autojump_clock: MockClock,
 ) -> None:
-    async with ActorSystem() as system:
+    async with still(ActorSystem()) as system:
         ref = await start(system)
         futures = asked(ref, 1, 2)
         ref.kill()
@@ -172,7 +173,7 @@ async def test_nothing_is_taken_ahead_where_a_senders_thread_takes_from_the_mail
         def coalesce_key(cls, message: Any) -> Any:
             return message[0]
 
-    async with ActorSystem() as system:
+    async with still(ActorSystem()) as system:
         ref: TrioActorRef[Any] = system.start(Policed)
         futures = asked(ref, 1, 2, 3)
         await wait_all_tasks_blocked()
@@ -184,8 +185,8 @@ async def test_nothing_is_taken_ahead_where_a_senders_thread_takes_from_the_mail
 class Slow(Taker):
     """The second of what it handles takes longer than a batch may."""
 
-    def __init__(self, clock: list[float]) -> None:
-        self._clock = clock
+    def __init__(self, stopwatch: Stopwatch) -> None:
+        self._stopwatch = stopwatch
 
     def on_receive(self, message: Any) -> Any:
         go: list[Any] = []
@@ -193,16 +194,15 @@ class Slow(Taker):
         for taken, reply in self.take_run(40):
             go.append(taken[0])
             if taken[0] == 2:
-                self._clock[0] += 60.0
+                self._stopwatch.now += 60.0
             reply.set(taken[0])
         return LATER
 
 
 async def test_a_run_ends_when_the_time_of_its_batch_is_over(autojump_clock: MockClock) -> None:
     async with ActorSystem() as system:
-        clock = [0.0]
-        system.stopwatch = lambda: clock[0]
-        ref: TrioActorRef[Any] = system.start(Slow, clock)
+        system.stopwatch = stopwatch = Stopwatch()
+        ref: TrioActorRef[Any] = system.start(Slow, stopwatch)
         futures = asked(ref, *range(1, 31))
         assert [await future for future in futures] == list(range(1, 31))
         # The time is looked at with every eighth behind the first, and ahead of them.
@@ -222,7 +222,7 @@ class Stashes(TrioActor):
 async def test_nothing_is_taken_where_no_message_is_handled_or_it_was_stashed(
     autojump_clock: MockClock,
 ) -> None:
-    async with ActorSystem() as system:
+    async with still(ActorSystem()) as system:
         ref = system.start(Stashes)
         stashed, behind = ref.ask("stash", block=False), ref.ask(Ask((1,)), block=False)
         with pytest.raises(RuntimeError, match="stashed"):
@@ -242,7 +242,7 @@ async def test_more_is_taken_behind_a_reply_that_was_given_by_its_handle(
                 reply.set(taken[0])
             return LATER
 
-    async with ActorSystem() as system:
+    async with still(ActorSystem()) as system:
         ref = system.start(Prompt)
         futures = [ref.ask(Ask((each,)), block=False) for each in range(3)]
         assert [await future for future in futures] == [0, 1, 2]
@@ -287,7 +287,7 @@ async def test_outcome_of_a_handler_is_that_of_the_message_it_took_last(
     ends: str, outcome: Any, counts: str, autojump_clock: MockClock
 ) -> None:
     replies: list[Any] = []
-    async with ActorSystem() as system:
+    async with still(ActorSystem()) as system:
         ref = system.start(Forgets, ends, replies)
         first, taken = ref.ask(Ask(("first",)), block=False), ref.ask(Ask(("taken",)), block=False)
         await wait_all_tasks_blocked()
@@ -306,7 +306,7 @@ async def test_message_that_was_taken_ends_once_when_its_handler_is_ended(
 ) -> None:
     replies: list[Any] = []
     with trio.CancelScope() as scope:
-        async with ActorSystem() as system:
+        async with still(ActorSystem()) as system:
             ref = system.start(Forgets, "crashes" if ends == "crashes" else "waits", replies)
             first = ref.ask(Ask(("first",)), block=False)
             taken = ref.ask(Ask(("taken",)), block=False)
@@ -343,7 +343,7 @@ async def test_nothing_is_taken_behind_what_ends_its_handler_in_another_way(
             took.append(run)
             return LATER
 
-    async with ActorSystem() as system:
+    async with still(ActorSystem()) as system:
         ref = system.start(Takes)
         ref.tell(Ask(("tell",)))
         ref.ask(Ask(("cancels",)), cancel_on_timeout=True)
@@ -353,7 +353,7 @@ async def test_nothing_is_taken_behind_what_ends_its_handler_in_another_way(
 
 
 async def test_message_that_brings_a_trace_is_handed_over_as_it_was_sent_and_taken_alone() -> None:
-    async with ActorSystem(trace=True) as system:
+    async with still(ActorSystem(trace=True)) as system:
         ref = await start(system)
         with TRACER.start_as_current_span("sender"):
             futures = asked(ref, "a", "b")

@@ -48,6 +48,8 @@ from abeyance.storage.store import (
 from abeyance.storage.tables.ownership import Owner
 from abeyance.storage.tables.waits import LogLine
 
+from ..stopwatch import still
+
 
 def disk_full() -> DiskFullError:
     return DiskFullError("no room; nothing of this commit is stored; make room", path="memory")
@@ -209,8 +211,10 @@ async def desk(
         raise AssertionError("the store was lost") from error
 
     # Domain handlers suspend once at most; `debug` holds them to it.
-    system = ActorSystem(
-        asks=AskTable(ASKS), clock=clock or WallClock(), ask_timeout_s=None, debug=True, seed=1
+    system = still(
+        ActorSystem(
+            asks=AskTable(ASKS), clock=clock or WallClock(), ask_timeout_s=None, debug=True, seed=1
+        )
     )
     async with system:
         journal = ChildSpec("journal", Journal, (store, lost or ended), name="journal")
