@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from . import codec
-from .directory import STORE, note_clean_close, read_identity, refuse_missing
+from .closed import note_clean_close
+from .directory import STORE, read_identity, refuse_missing
 from .environment import EngineError, Environment, Transaction, is_full, typed
 from .errors import MapLimitError, UnreadableRecordError
 from .exclusive import alone

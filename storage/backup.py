@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from .check import check
+from .closed import note_clean_close
 from .crashpoints import crashpoint
-from .directory import DIRECTORY_MODE, STORE, note_clean_close, prepare, sync_directory
+from .directory import DIRECTORY_MODE, STORE, prepare, sync_directory
 from .environment import EngineError, typed
 from .errors import DiskFullError, ForeignDirectoryError
 from .lmdb_store import LmdbStore

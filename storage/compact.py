@@ -24,11 +24,11 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from .closed import note_clean_close
 from .crashpoints import crashpoint
 from .directory import (
     DIRECTORY_MODE,
     STORE,
-    note_clean_close,
     refuse_missing,
     sync_directory,
 )

@@ -8,7 +8,7 @@
             write.lock      held around each write batch, and while a store is opened or closed
             open.lock       held shared by every process that has the store open for writing
             data.mdb.unsettled  another name of the data, while its meta pages are unsettled
-            closed.json     the state in which the last process closed the store
+            closed.json     the state in which the last process closed the store (`closed.py`)
             owners/         0700; one locked file a live process
             flights/        0700; a file a live process: what its handlers have in hand
         control/            0700; the operator's side: a socket a live process, named PID-NONCE
@@ -27,7 +27,6 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
 
@@ -40,7 +39,6 @@ from .errors import (
     StoreEmptiedError,
 )
 from .locks import FILE_MODE, FileLock
-from .precheck import Meta
 from .tables import FORMAT, FORMATS
 
 DIRECTORY_MODE: Final = 0o700
@@ -156,23 +154,8 @@ def write_format(store: Path, number: int) -> None:
     """Have store.json say another format. Durable: on return."""
     path = store / "store.json"
     found = json.loads(path.read_bytes())
-    _write(path, {**found, "format": number})
+    write_json(path, {**found, "format": number})
     sync_directory(store)
-
-
-def was_closed_cleanly(store: Path, meta: Meta) -> bool:
-    """Whether the last process closed the store, in exactly this state."""
-    try:
-        found = json.loads((store / "closed.json").read_bytes())
-        return bool(found["txn"] == meta.txn and found["last_page"] == meta.last_page)
-    except (OSError, ValueError, TypeError, KeyError):
-        return False
-
-
-def note_clean_close(store: Path, meta: Meta) -> None:
-    """Note the state the store was closed in. Without the note, the next open looks longer."""
-    with suppress(OSError):
-        _write(store / "closed.json", {"txn": meta.txn, "last_page": meta.last_page})
 
 
 def sync_directory(path: Path) -> None:
@@ -210,7 +193,7 @@ def _create(state: Path, store: Path, now_ms: int, fill: Callable[[Path, Identit
     try:
         prepare(making)
         identity = Identity(secrets.token_hex(16), FORMATS[0], now_ms)
-        _write(making / "store.json", identity._asdict())
+        write_json(making / "store.json", identity._asdict())
         fill(making, identity)
         sync_directory(making)
         crashpoint("open.before_rename")
@@ -231,7 +214,8 @@ def prepare(making: Path) -> None:
         FileLock(making / name).close()
 
 
-def _write(path: Path, content: dict[str, Any]) -> None:
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Put a file in the place of what is there. On return its content is durable, its name not."""
     temporary = path.with_suffix(".new")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
     with os.fdopen(fd, "wb") as file:

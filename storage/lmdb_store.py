@@ -24,14 +24,13 @@ from msgspec.structs import replace
 
 from . import codec
 from .batch import prepare
+from .closed import note_clean_close, was_closed_cleanly
 from .crashpoints import crashpoint
 from .directory import (
     Identity,
     find_or_create,
-    note_clean_close,
     read_identity,
     refuse_missing,
-    was_closed_cleanly,
 )
 from .environment import EngineError, Environment, typed, verify_file
 from .errors import (

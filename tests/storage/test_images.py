@@ -95,16 +95,20 @@ def damaged(image: bytes, rng: random.Random) -> bytes:
     return bytes(data)
 
 
-def become(sound: Path, name: str, image: bytes) -> str:
-    """What becomes of one image; an assertion fails where something else than was written reads."""
+def become(sound: Path, name: str, image: bytes, *, clean: bool = False) -> str:
+    """What becomes of one image; an assertion fails where something else than was written reads.
+
+    Args:
+        clean: The file was damaged behind a clean close, whose note lies beside it.
+    """
     state = sound.with_name(name)
     shutil.copytree(sound, state)
-    # As after a death: a note of a clean close is of another state of the file.
-    (state / "store" / "closed.json").unlink(missing_ok=True)
+    if not clean:
+        (state / "store" / "closed.json").unlink()
     (state / "store" / "lock.mdb").unlink(missing_ok=True)
     (state / "store" / "data.mdb").write_bytes(image)
     try:
-        store = opened(state, read_only=True, verify=True)
+        store = opened(state, read_only=True)
     except StorageError as error:
         return type(error).__name__
     else:
@@ -122,13 +126,14 @@ def become(sound: Path, name: str, image: bytes) -> str:
         shutil.rmtree(state)
 
 
-def look_at(sound: Path, first: int) -> None:
+def look_at(sound: Path, first: int, clean: bool) -> None:
     """Look at a batch of images; what becomes of them is said on stdout."""
     image = (sound / "store" / "data.mdb").read_bytes()
     became: Counter[str] = Counter()
     for seed in range(first, first + BATCH):
         print(f"image {seed}", flush=True)
-        became[become(sound, f"image-{seed}", damaged(image, random.Random(seed)))] += 1
+        data = damaged(image, random.Random(seed))
+        became[become(sound, f"image-{seed}", data, clean=clean)] += 1
     print(json.dumps(became))
 
 
@@ -149,18 +154,38 @@ def test_file_that_is_cut_at_any_page_is_refused_by_name_or_whole(tmp_path: Path
     assert ended.status == 0, ended.out[-200:]
 
 
+@pytest.mark.parametrize("clean", [False, True], ids=["after a death", "behind a clean close"])
 @pytest.mark.parametrize(
     "batches", [1, pytest.param(LONG, marks=pytest.mark.slow)], ids=["a batch", "long"]
 )
 @pytest.mark.timeout(900)
 def test_damaged_image_is_refused_by_name_or_reads_as_it_was_written(
-    tmp_path: Path, seed: int, batches: int
+    tmp_path: Path, seed: int, batches: int, clean: bool
 ) -> None:
     written(tmp_path / "state")
     became: Counter[str] = Counter()
     for batch in range(batches):
-        ended = lived(look_at, tmp_path / "state", seed + batch * BATCH)
+        ended = lived(look_at, tmp_path / "state", seed + batch * BATCH, clean)
         assert ended.status == 0, ended.out[-200:]
         became.update(json.loads(ended.out.splitlines()[-1]))
     assert became.total() == batches * BATCH
     print(dict(became))
+
+
+ABORTS = (50, 111)
+"""Images that end the process in the engine, where it gets them unseen behind a clean close."""
+
+
+@pytest.mark.parametrize("image", ABORTS)
+def test_image_that_the_engine_dies_of_is_refused_behind_a_clean_close(
+    tmp_path: Path, image: int
+) -> None:
+    written(tmp_path / "state")
+    ended = lived(look_at_one, tmp_path / "state", image)
+    assert ended.status == 0, ended.out[-200:]
+    assert ended.out.splitlines()[-1] == "DamagedStoreError"
+
+
+def look_at_one(sound: Path, seed: int) -> None:
+    image = (sound / "store" / "data.mdb").read_bytes()
+    print(become(sound, f"image-{seed}", damaged(image, random.Random(seed)), clean=True))

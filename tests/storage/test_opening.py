@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from abeyance.storage import directory, lmdb_store, locks, precheck
+from abeyance.storage import closed, directory, lmdb_store, locks, precheck
 from abeyance.storage.errors import (
     AlreadyOpenError,
     DamagedStoreError,
@@ -104,7 +104,7 @@ def test_what_a_death_left_half_made_is_swept_away(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["store"]
 
 
-@pytest.mark.parametrize("step", ["crashpoint", "FileLock", "_write"])
+@pytest.mark.parametrize("step", ["crashpoint", "FileLock", "write_json"])
 def test_a_store_that_fails_to_be_made_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -296,6 +296,60 @@ def test_a_clean_close_spares_the_next_open_the_long_look(
     _open(state).close()
     assert looked == []
     (state / "store" / "closed.json").write_text('{"txn": 1, "last_page": 1}')
+    _open(state).close()
+    assert len(looked) == 1
+
+
+def _flip(data: Path) -> None:
+    """Change one bit in the file, and have it look as if it was written when it was."""
+    was = data.stat()
+    with data.open("r+b") as file:
+        file.seek(-100, os.SEEK_END)
+        (byte,) = file.read(1)
+        file.seek(-100, os.SEEK_END)
+        file.write(bytes([byte ^ 1]))
+    os.utime(data, ns=(was.st_atime_ns, was.st_mtime_ns))
+
+
+@pytest.mark.parametrize("small", [True, False], ids=["by its bytes", "by the file system"])
+def test_a_file_that_was_changed_behind_a_clean_close_is_looked_at_before_the_engine_gets_it(
+    state: Path, monkeypatch: pytest.MonkeyPatch, small: bool
+) -> None:
+    looked: list[str] = []
+    monkeypatch.setattr(lmdb_store, "verify_file", lambda path: looked.append(path) or [])
+    if not small:
+        monkeypatch.setattr(closed, "SUMMED_BYTES_MAX", 0)
+    _open(state).close()
+    looked.clear()
+    _open(state).close()
+    assert looked == []
+    _flip(state / "store" / "data.mdb")
+    _open(state, read_only=True).close()
+    assert len(looked) == 1
+
+
+def test_a_copy_of_a_small_store_is_as_clean_as_what_it_is_of(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+    _open(state).close()
+    monkeypatch.setattr(lmdb_store, "verify_file", lambda path: looked.append(path) or [])
+    copy = state.with_name("copy")
+    shutil.copytree(state, copy)
+    _open(copy).close()
+    assert looked == []
+
+
+def test_a_note_of_a_clean_close_by_an_earlier_version_does_not_spare_the_long_look(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+    _open(state).close()
+    monkeypatch.setattr(lmdb_store, "verify_file", lambda path: looked.append(path) or [])
+    note = state / "store" / "closed.json"
+    said = json.loads(note.read_bytes())
+    del said["data"]
+    note.write_text(json.dumps(said))
     _open(state).close()
     assert len(looked) == 1
 
