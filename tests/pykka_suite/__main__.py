@@ -42,6 +42,8 @@ DIFFERENCES = {
     "test_ask_nonblocking_fails_future_if_actor_is_stopped": _TEXT,
 }
 """Where a TrioActor is not as a ThreadingActor on purpose, each with the reason."""
+RACES = ["test_on_failure_failure_causes_actor_to_stop"]
+"""Of these the difference is seen where the test's thread looks before the loop has decided."""
 
 
 class NotToBeHadError(Exception):
@@ -86,11 +88,20 @@ def run(root: Path, needs: Path, arguments: list[str]) -> dict[str, dict[str, st
     path = os.pathsep.join([str(root), str(needs), *filter(None, kept)])
     command = [sys.executable, "-m", "pytest", "-q", "-c", "pytest.ini", "-p", "pytest_mock"]
     command += ["-p", "no:cacheprovider", "--junitxml", str(report), "tests", *arguments]
-    subprocess.run(command, cwd=root, env=os.environ | {"PYTHONPATH": path}, check=False)
+    told = {
+        "PYTHONPATH": path,
+        "PYKKA_SUITE_DIFFERENCES": json.dumps(DIFFERENCES),
+        "PYKKA_SUITE_RACES": json.dumps(RACES),
+    }
+    subprocess.run(command, cwd=root, env=os.environ | told, check=False)
     found: dict[str, dict[str, str]] = defaultdict(dict)
     for case in ET.parse(report).iter("testcase") if report.exists() else ():
         name = f"{case.get('classname')}.{case.get('name')}"
-        bad = [child.tag for child in case if child.tag in ("failure", "error", "skipped")]
+        bad = [
+            "xfailed" if child.get("type") == "pytest.xfail" else child.tag
+            for child in case
+            if child.tag in ("failure", "error", "skipped")
+        ]
         for runtime in ("trio", "threading"):
             if f"[{runtime}" in name or f"-{runtime}" in name:
                 found[name.replace(runtime, "*")][runtime] = bad[0] if bad else "passed"
@@ -121,7 +132,7 @@ def main() -> int:
         for name, on in sorted(found.items())
         if on.get("trio") != "passed" and on.get("threading") == "passed"
     ]
-    meant = [name for name in bad if _function(name) in DIFFERENCES]
+    meant = [name for name in bad if found[name].get("trio") == "xfailed"]
     worse = [f"{name}: {found[name].get('trio', 'not run')}" for name in bad if name not in meant]
     print(
         f"pykka {version}: {len(passed)} of its tests pass with TrioActor, "
