@@ -171,7 +171,7 @@ class HostedRuntime(HostedRunVerbs, HostedScheduleVerbs, HostedApprovalVerbs, Ho
         Raises:
             StoreLostError: The writer died for good while it was open.
             WouldDeadlockError: Called on a thread that runs trio; nothing was done.
-            StopCycleError: Called on a thread that a handler waits for; nothing was done.
+            StopCycleError: Called on a thread of an actor's handler or task; nothing was done.
         """
         refuse_on_loop("close")
         with self._changing:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pykka
 
-from .asks import STANCE, check_ring, check_table
+from .asks import STANCE, check_ring, check_table, untied
 from .cell import BIRTHS, Cell
 from .envelope import ANSWER, LATER, TIMER, Answer, Ended, Later
 from .errors import REFUSALS, AskCycleError
@@ -319,7 +319,8 @@ class TrioActor(pykka.Actor):
         asked = ref._cell
         system = cell.system
         stance = STANCE.get()
-        check_ring(stance[0], asked, message)
+        chained = untied(stance[0])
+        check_ring(chained, asked, message)
         check_table(stance, asked.role, system.asks, message)
         if asked is cell:
             raise AskCycleError(
@@ -328,7 +329,7 @@ class TrioActor(pykka.Actor):
                 message=message,
             )
         timeout_s = system.ask_timeout_s if timeout_s is None else bounded("timeout_s", timeout_s)
-        request = Request(cell, tag, message, fact, stance[0] or (cell,))
+        request = Request(cell, tag, message, fact, chained or (cell,))
         request._cancels = cancel_on_timeout
         deadline = _FOREVER
         if timeout_s is not None:
@@ -363,7 +364,7 @@ class TrioActor(pykka.Actor):
         """
         cell = self._cell
         incarnation = 0 if fact else cell.present
-        names = STANCE.get()[0][:-1]
+        names = untied(STANCE.get()[0])[:-1]
         tracing = cell.system.tracing
         kept = None if tracing is None else tracing.keeping()
 

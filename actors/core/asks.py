@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
+from trio.lowlevel import in_trio_task
+
 from .errors import AskCycleError, StopCycleError, UndeclaredAskError
 
 if TYPE_CHECKING:
@@ -61,10 +63,24 @@ class Lent:
         self.handling = handling
 
 
+class Tied:
+    """A link of a task that ends with its actor's incarnation: nobody waits for what it does but
+    that end, and that only for its threads, which are not cut off as the task is.
+
+    `threaded` tells a thread, and what runs for one, from the task itself: `waits` sets it.
+    """
+
+    __slots__ = ("cell", "threaded")
+
+    def __init__(self, cell: Cell, *, threaded: bool = False) -> None:
+        self.cell = cell
+        self.threaded = threaded
+
+
 ENDING: Final = object()
 """In the place of a message: what is to be waited for is an actor's end, and no reply of it."""
 
-Link: TypeAlias = "Cell | Named | Owed | Lent"
+Link: TypeAlias = "Cell | Named | Owed | Lent | Tied"
 
 Stance: TypeAlias = "tuple[tuple[Link, ...], str | None]"
 """The chain up to and with the running actor, and the running actor's role."""
@@ -84,7 +100,7 @@ def chain(system: ActorSystem | None = None) -> tuple[str, ...]:
     return tuple(
         name_of(link)
         for link in standing(STANCE.get()[0])
-        if link.__class__ is not Owed and (system is None or _system(link) in (None, system))
+        if link.__class__ not in (Owed, Tied) and (system is None or _system(link) in (None, system))
     )
 
 
@@ -93,11 +109,38 @@ def links() -> tuple[Link, ...]:
 
     Not a checkpoint. What runs here is to wait for that.
     """
-    found = STANCE.get()[0]
+    found = here(STANCE.get()[0])
     if not found or found[-1].__class__ in _MADE:
         return found
     last: Any = found[-1]
     return (*found[:-1], Lent(last, last.handling))
+
+
+def untied(chained: tuple[Link, ...]) -> tuple[Link, ...]:
+    """Return who waits for a task itself, whose actor's end waits for its threads only."""
+    tie = _tie(chained)
+    return chained if tie is None else tuple(link for link in chained if link is not tie)
+
+
+def here(chained: tuple[Link, ...]) -> tuple[Link, ...]:
+    """Return who waits for what runs here, which is a task or one of its threads."""
+    tie = _tie(chained)
+    if tie is None:
+        return chained
+    if in_trio_task():
+        return untied(chained)
+    threaded = Tied(tie.cell, threaded=True)
+    return tuple(threaded if link is tie else link for link in chained)
+
+
+def _tie(chained: tuple[Link, ...]) -> Tied | None:
+    """Return the link of the task that is told from its threads yet, if the chain ends in one."""
+    for link in reversed(chained):
+        if isinstance(link, Tied):
+            return None if link.threaded else link
+        if not isinstance(link, Named):
+            break
+    return None
 
 
 @contextmanager
@@ -181,11 +224,12 @@ def check_ring(chained: tuple[Link, ...], asked: Cell, message: Any) -> None:
         AskCycleError: The asked actor is in the chain.
         StopCycleError: So it is, and its end would be waited for.
     """
-    if message is ENDING and asked.being_killed:
-        return  # What it waits for is cancelled.
+    killed = message is ENDING and asked.being_killed
     waiting = standing(chained)
     for place, link in enumerate(waiting):
-        if link is asked or (link.__class__ in _MADE and _means(link, asked)):
+        if killed and link.__class__ is not Tied:
+            continue  # What it waits for is cancelled.
+        if link is asked or (link.__class__ in _MADE and _means(link, asked, message)):
             raise cycle((*map(name_of, waiting[place:]), asked.key), message)
 
 
@@ -206,7 +250,11 @@ def cycle(ring: tuple[str, ...], message: Any) -> AskCycleError:
     )
 
 
-_MADE: Final = frozenset({Named, Owed, Lent})
+_MADE: Final = frozenset({Named, Owed, Lent, Tied})
+
+
+_ENDLESS: Final = frozenset({Named, Tied})
+"""Links of who handles nothing that could be over."""
 
 
 def standing(chained: tuple[Link, ...]) -> tuple[Link, ...]:
@@ -216,13 +264,15 @@ def standing(chained: tuple[Link, ...]) -> tuple[Link, ...]:
         if link.__class__ is Owed:
             if link.target.over:
                 return chained[place + 1 :]
-        elif place and link.__class__ is not Named and getattr(link.handling, "over", False):
+        elif place and link.__class__ not in _ENDLESS and getattr(link.handling, "over", False):
             return chained[place:]  # It goes on itself, for nobody.
     return chained
 
 
-def _means(link: Any, asked: Cell) -> bool:
+def _means(link: Any, asked: Cell, message: Any) -> bool:
     """Whether a link that is no cell is one of this actor, which waits."""
+    if link.__class__ is Tied:
+        return message is ENDING and link.cell is asked
     if link.__class__ is Named:
         return link.name == asked.key and link.system in (None, asked.system)
     return link.__class__ is Lent and link.cell is asked
@@ -240,7 +290,7 @@ def _system(link: Any) -> ActorSystem | None:
 
 
 def cell_of(link: Any) -> Any:
-    return link.cell if isinstance(link, (Owed, Lent)) else link
+    return link.cell if isinstance(link, (Owed, Lent, Tied)) else link
 
 
 def check_table(stance: Stance, role: str | None, table: AskTable | None, message: Any) -> None:

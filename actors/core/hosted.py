@@ -112,7 +112,7 @@ class HostedSystem:
 
         Raises:
             WouldDeadlockError: Called on the loop thread.
-            StopCycleError: Called on a thread that a handler waits for; nothing was done.
+            StopCycleError: Called on a thread of an actor's handler or task; nothing was done.
             ExceptionGroup: What ended the run, if an error did.
         """
         self.check_close()

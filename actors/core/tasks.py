@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from .asks import STANCE, Link, Owed, Stance
+from .asks import STANCE, Link, Owed, Stance, Tied, untied
 from .settling import outcome_unknown
 
 if TYPE_CHECKING:
@@ -42,12 +42,13 @@ def start_task(
     if cell.tasks is None:
         cell.tasks = {}
     cell.tasks[scope] = None
-    # A task is awaited by nobody but those who are owed a reply through it.
+    # A task is awaited by nobody but those who are owed a reply through it, and by the end of the
+    # incarnation, which cuts it off but not its threads.
     chained, role = STANCE.get()
     target = cell.inflight[1] if cell.inflight is not None else None
-    waiting: tuple[Link, ...] = ()
+    waiting: tuple[Link, ...] = (Tied(cell),)
     if target is not None and target in cell.owed:
-        waiting = (*chained[:-1], Owed(cell, target))
+        waiting = (*untied(chained)[:-1], Owed(cell, target), *waiting)
     cell.system.nursery.start_soon(
         _run_task,
         cell,

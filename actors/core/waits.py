@@ -34,9 +34,11 @@ from .asks import (
     Link,
     Named,
     Owed,
+    Tied,
     cell_of,
     check_ring,
     cycle,
+    here,
     name_of,
     standing,
 )
@@ -57,17 +59,19 @@ class Waiter(NamedTuple):
         cell: The actor.
         owed: The reply that is worked for, where it is that which waits, and not the actor.
         handling: What the actor handles meanwhile; None where its own task waits.
+        tied: Whether it is the actor's end that is kept, by a thread of a task of it.
     """
 
     cell: Cell
     owed: Target | None
     handling: object | None
+    tied: bool = False
 
 
 class Wait:
     """One wait: for a reply, for an end, or for a group that starts its children."""
 
-    __slots__ = ("_asked", "_group", "future", "waiter")
+    __slots__ = ("_asked", "_group", "ending", "future", "waiter")
 
     def __init__(
         self,
@@ -75,9 +79,12 @@ class Wait:
         asked: Cell | None,
         future: Target | None,
         group: Supervisor | None = None,
+        *,
+        ending: bool = False,
     ) -> None:
         self.waiter = waiter
         self.future = future
+        self.ending = ending  # Whether it is for the actor's end.
         self._asked = asked
         self._group = group
         cell = waiter.cell
@@ -98,7 +105,7 @@ class Wait:
 
     def stands(self) -> bool:
         """Whether it keeps who waits from anything else."""
-        cell, owed, handling = self.waiter
+        cell, owed, handling, _ = self.waiter
         if self.future is not None and self.future.settled:
             return False
         if owed is not None:
@@ -116,11 +123,11 @@ def chain_here() -> tuple[Link, ...]:
 
     Not who started it: nobody waits for a task in somebody else's nursery.
     """
-    chained = STANCE.get()[0]
+    chained = here(STANCE.get()[0])
     for link in reversed(chained):
         if isinstance(link, Named):
             continue
-        if not isinstance(link, (Owed, Lent)) and in_trio_task() and not _belongs(link):
+        if not isinstance(link, (Owed, Lent, Tied)) and in_trio_task() and not _belongs(link):
             return tuple(each for each in chained if isinstance(each, Named))
         break
     return chained
@@ -143,7 +150,7 @@ def check_end(name: str, ends: Callable[[Cell], bool]) -> None:
         if isinstance(link, (Named, Owed)):
             continue
         cell = cell_of(link)
-        if ends(cell) and not cell.being_killed:
+        if ends(cell) and (isinstance(link, Tied) or not cell.being_killed):
             raise cycle((*map(name_of, waiting[place:]), name, cell.key), ENDING)
 
 
@@ -157,7 +164,7 @@ def check_asked(chained: tuple[Link, ...], asked: Cell, message: Any) -> None:
     # Nobody waits inside most actors, and then nobody has to be found who would be kept.
     if asked.waits and not (message is ENDING and asked.being_killed):
         waiter = _waiter(chained)
-        ring = None if waiter is None else _ring(waiter, asked, None)
+        ring = None if waiter is None else _ring(waiter, asked, None, message is ENDING)
         if ring is not None:
             raise cycle(ring, message)
 
@@ -174,8 +181,8 @@ def begin(asked: Cell, future: Target, message: Any) -> Wait | None:
     if waiter is None:
         return None
     with _LOCK:
-        wait = Wait(waiter, asked, future)
-        ring = _ring(waiter, asked, future)
+        wait = Wait(waiter, asked, future, ending=message is ENDING)
+        ring = _ring(waiter, asked, future, message is ENDING)
         if ring is None or (message is ENDING and asked.being_killed):
             return wait
         wait.end()
@@ -196,7 +203,7 @@ def waiting_for(group: Supervisor) -> Iterator[None]:
     with _LOCK:
         wait = Wait(waiter, None, None, group)
         starts = wait.asked
-        ring = None if starts is None else _ring(waiter, starts, None)
+        ring = None if starts is None else _ring(waiter, starts, None, False)
         if ring is not None:
             wait.end()
     if ring is not None:
@@ -208,8 +215,13 @@ def waiting_for(group: Supervisor) -> Iterator[None]:
 
 
 def _waiter(chained: tuple[Link, ...]) -> Waiter | None:
+    tied: Waiter | None = None
     for link in reversed(chained):
         if isinstance(link, Named):
+            continue
+        if isinstance(link, Tied):
+            # Where it works for a reply that is owed, that one is told of in its place.
+            tied = Waiter(link.cell, None, None, tied=True)
             continue
         if isinstance(link, Owed):
             return Waiter(link.cell, link.target, None)
@@ -218,7 +230,7 @@ def _waiter(chained: tuple[Link, ...]) -> Waiter | None:
         if not in_trio_task():
             return Waiter(link, None, link.handling)
         return Waiter(link, None, None)
-    return None
+    return tied
 
 
 def _belongs(cell: Cell) -> bool:
@@ -233,24 +245,29 @@ def _belongs(cell: Cell) -> bool:
     return True
 
 
-def _ring(waiter: Waiter, asked: Cell, future: Target | None) -> tuple[str, ...] | None:
+def _ring(
+    waiter: Waiter, asked: Cell, future: Target | None, ending: bool
+) -> tuple[str, ...] | None:
     """Return the names from who would wait back to it, where its wait closes a ring."""
-    origin, worked_for, _ = waiter
-    paths: list[tuple[Cell, Target | None, tuple[str, ...]]] = [(asked, future, (origin.key,))]
-    seen: set[tuple[Cell, Target | None]] = set()
+    origin, worked_for, _, tied = waiter
+    paths = [(asked, future, ending, (origin.key,))]
+    seen: set[tuple[Cell, Target | None, bool]] = set()
     while paths:
-        cell, target, names = paths.pop()
+        cell, target, ending, names = paths.pop()
         names = (*names, cell.key)
         # A reply that is owed does not wait for the actor's handler, but for whoever is to give it.
         owed = target if target is not None and target in cell.owed else None
-        if cell is origin and owed is worked_for:
+        # What only the end of its actor waits for keeps no reply of it.
+        if cell is origin and (ending if tied else owed is worked_for):
             return names
-        if (cell, owed) in seen:
+        if (cell, owed, ending) in seen:
             continue
-        seen.add((cell, owed))
+        seen.add((cell, owed, ending))
         paths += [
-            (whom, wait.future, names)
+            (whom, wait.future, wait.ending, names)
             for wait in list(cell.waits or ())
-            if wait.waiter.owed is owed and wait.stands() and (whom := wait.asked) is not None
+            if (ending if wait.waiter.tied else wait.waiter.owed is owed)
+            and wait.stands()
+            and (whom := wait.asked) is not None
         ]
     return None

@@ -13,6 +13,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from abeyance.actors.core import (
+    LATER,
     ActorSystem,
     AskCycleError,
     ChildSpec,
@@ -23,6 +24,7 @@ from abeyance.actors.core import (
     TrioActor,
     in_chain,
 )
+from abeyance.actors.core.waits import check_end
 
 
 class Does(TrioActor):
@@ -291,6 +293,158 @@ async def test_task_that_its_actor_does_not_wait_for_may_stop_it():
         await one.ask(lambda actor: actor.spawn(lambda: _stop(actor.actor_ref)) and None)
         with trio.fail_after(5):
             await one.stopped()
+
+
+def _spawned(actor: Any, work: Any) -> None:
+    actor.spawn(work)
+
+
+def _piped(actor: Any, work: Any) -> None:
+    actor.pipe(work, tag="work")
+
+
+def _piped_for_a_reply(actor: Any, work: Any) -> Any:
+    actor.owed = actor.later()
+    actor.pipe(work, tag="work")
+    return LATER
+
+
+TASKS = [_spawned, _piped, _piped_for_a_reply]
+
+
+@pytest.mark.parametrize("start", TASKS)
+@pytest.mark.parametrize("wait", [_thread, _flag, _registry, _block])
+async def test_thread_of_a_task_waits_for_no_end_of_its_own_actor(start, wait):
+    """The end cuts the task off, and waits for its thread."""
+    async with ActorSystem() as system:
+        ref = system.start(Does, name="one")
+        if wait is _registry:
+            pykka.ActorRegistry.register(ref)
+        got: list[Any] = []
+        done = trio.Event()
+
+        async def work() -> None:
+            try:
+                got.append(await wait(ref))
+            except StopCycleError as error:
+                got.append(error.ring)
+            assert await ref.ask("x", timeout=5) == "x"  # Its replies do not wait for the task.
+            done.set()
+
+        ref.tell(lambda actor: start(actor, work))
+        with trio.fail_after(5):
+            await done.wait()
+            assert got == [("one", "one")]
+            assert not ref._cell.waits
+            if start is _piped_for_a_reply:
+                ref.kill()
+            assert await ref.stop() is True
+        pykka.ActorRegistry.unregister(ref)
+
+
+@pytest.mark.parametrize("what", ["actor", "system"])
+async def test_end_of_a_killed_actor_waits_for_the_threads_of_its_tasks(what):
+    """A kill cancels what the actor waits for, and no thread."""
+    async with ActorSystem() as system:
+        one = system.start(Does, name="one")
+        got: list[Any] = []
+        done = trio.Event()
+
+        def ends() -> None:
+            trio.from_thread.run_sync(one.kill)
+            try:
+                if what == "actor":
+                    one.stop()
+                else:
+                    check_end("system", lambda cell: cell.system is system)
+                got.append(None)
+            except StopCycleError as error:
+                got.append(error.ring)
+            trio.from_thread.run_sync(done.set)
+
+        one.tell(lambda actor: _spawned(actor, lambda: trio.to_thread.run_sync(ends)))
+        with trio.fail_after(5):
+            await done.wait()
+        assert got == [("one", "one") if what == "actor" else ("one", "system", "one")]
+
+
+async def test_end_that_a_thread_of_a_task_waits_for_through_others_is_refused():
+    async with ActorSystem() as system:
+        one, two = system.start(Does, name="one"), system.start(Does, name="two")
+        got: list[Any] = []
+        done = trio.Event()
+
+        async def stops(_: Any) -> Any:
+            return await one.stop()
+
+        def asks() -> None:
+            try:
+                got.append(two.ask(stops))
+            except StopCycleError as error:
+                got.append(error.ring)
+
+        async def work() -> None:
+            await trio.to_thread.run_sync(asks)
+            got.append(await two.ask(lambda _: one.ask("x")))  # A reply is no end.
+            done.set()
+
+        await one.ask(lambda actor: _spawned(actor, work))
+        with trio.fail_after(5):
+            await done.wait()
+        assert got == [("one", "two", "one"), "x"]
+
+
+async def test_of_two_threads_of_tasks_that_wait_for_each_others_end_the_last_is_refused():
+    async with ActorSystem() as system:
+        refs = [system.start(Does, name=name) for name in ("one", "two")]
+        got: list[Any] = []
+        both = threading.Barrier(2)
+
+        def stops(other: Any) -> None:
+            both.wait()
+            try:
+                got.append(other.stop())
+            except StopCycleError as error:
+                got.append(error.ring)
+
+        for own, other in (refs, refs[::-1]):
+            work = trio.to_thread.run_sync
+            await own.ask(lambda actor, other=other: actor.spawn(work, stops, other) and None)
+        with trio.fail_after(5):
+            for ref in refs:
+                await ref.stopped() if ref._cell.stopping else None
+            while len(got) < 2:
+                await wait_all_tasks_blocked(0.01)
+        rings = [each for each in got if each is not True]
+        assert len(rings) == 1
+        assert rings[0] in (("one", "two", "one"), ("two", "one", "two"))
+
+
+@pytest.mark.parametrize("start", TASKS)
+@pytest.mark.parametrize("by", ["close", "run"])
+def test_hosted_system_is_not_closed_from_a_thread_of_a_task(start, by):
+    system = HostedSystem()
+    system.open()
+    ref = system.start(Does, name="one")
+    got: list[Any] = []
+    done = threading.Event()
+
+    def closes() -> None:
+        try:
+            got.append(system.close() if by == "close" else system.run(system.system.shutdown))
+        except StopCycleError as error:
+            got.append(error.ring)
+        done.set()
+
+    async def work() -> None:
+        await trio.to_thread.run_sync(closes)
+
+    ref.tell(lambda actor: start(actor, work))
+    assert done.wait(5)
+    assert got == [("one", "system abeyance", "one")]
+    assert system.start(Does).is_alive()
+    ref.kill()
+    assert system.close().clean
 
 
 @pytest.mark.parametrize("what", ["child", "group", "outer group", "outer's child", "system"])
