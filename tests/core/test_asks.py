@@ -175,10 +175,14 @@ async def test_spawned_task_waits_for_nobody_and_may_ask_its_actor():
 
         async def task():
             got.append(await ref.ask("x"))
+            got.append(await trio.to_thread.run_sync(ref.ask, "x"))
+            done.set()
 
+        done = trio.Event()
         await ref.ask(lambda me: me.spawn(task) and None)
-        await trio.testing.wait_all_tasks_blocked()
-        assert got == [("one",)]
+        with trio.fail_after(5):
+            await done.wait()
+        assert got == [("one",), ("one",)]
 
 
 async def test_names_put_in_the_chain_are_refused_in_tasks_and_threads_of_the_block():
