@@ -277,6 +277,8 @@ class TrioActorRef(pykka.ActorRef[A]):
                     timeout = max(0.0, timeout - (time.monotonic() - began))
         except REFUSALS as exc:
             future._fail(exc)
+            # After its end: idents are given anew, and the loop's own thread is a host's again.
+            blocks = blocks or (block is not False and not in_trio_run())
         if deadline < box.alarm:
             system.wheel.arm(box, deadline)
         if not blocks:
@@ -310,7 +312,8 @@ class TrioActorRef(pykka.ActorRef[A]):
                     future._chain = ()  # I1 of `asks`.
         if block is False:
             return False
-        if get_ident() != cell.box.ident and not in_trio_run():
+        box = cell.box
+        if (get_ident() != box.ident or box.closed) and not in_trio_run():
             if cell.system.faults is not None:
                 cell.system.faults.bridge(cell.system, cell, message)
             return True
@@ -350,7 +353,7 @@ class TrioActorRef(pykka.ActorRef[A]):
         """
         timeout = bounded_or_none("timeout", timeout)
         cell = self._cell
-        running_trio = get_ident() == cell.box.ident or in_trio_run()
+        running_trio = in_trio_run()
         if running_trio and block:
             raise WouldDeadlockError(
                 "a blocking stop on a thread that runs trio; nothing was done; await it"

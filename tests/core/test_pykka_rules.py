@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 
 import pykka
 import pytest
@@ -443,6 +444,36 @@ def test_calls_after_the_hosted_system_ended_raise_actor_dead():
         with pytest.raises(pykka.ActorDeadError):
             call()
     assert ref.stop() is False
+
+
+def test_calls_after_the_end_raise_actor_dead_on_a_thread_of_the_loops_ident():
+    """Idents are given anew; the loop's own thread has it for sure, and is a host's after its run."""
+    refs = []
+
+    async def main():
+        async with ActorSystem() as system:
+            refs.append(system.start(Sample))
+            refs.append(refs[0].proxy())
+
+    trio.run(main)
+    ref, proxy = refs
+    calls = {
+        "tell": lambda: ref.tell(1),
+        "ask": lambda: ref.ask(1),
+        "blocking ask": lambda: ref.ask(1, block=True),
+        "proxy": ref.proxy,
+        "attribute": lambda: setattr(proxy, "attr", 2),
+        "future": lambda: ref.ask(1, block=False).get(),
+    }
+    accepted = []
+    for name, call in calls.items():
+        with suppress(pykka.ActorDeadError):
+            call()
+            accepted.append(name)
+    assert accepted == []
+    assert ref.stop() is False
+    assert ref.stop(block=True) is False
+    assert ref.actor_stopped.wait() is True
 
 
 def test_start_without_a_system_is_a_runtime_error():
