@@ -100,7 +100,8 @@ def chain(system: ActorSystem | None = None) -> tuple[str, ...]:
     return tuple(
         name_of(link)
         for link in standing(STANCE.get()[0])
-        if link.__class__ not in (Owed, Tied) and (system is None or _system(link) in (None, system))
+        if link.__class__ not in (Owed, Tied)
+        and (system is None or _system(link) in (None, system))
     )
 
 

@@ -447,7 +447,7 @@ def test_calls_after_the_hosted_system_ended_raise_actor_dead():
 
 
 def test_calls_after_the_end_raise_actor_dead_on_a_thread_of_the_loops_ident():
-    """Idents are given anew; the loop's own thread has it for sure, and is a host's after its run."""
+    """Idents are given anew; the loop's own thread has it, and is a host's after its run."""
     refs = []
 
     async def main():

@@ -408,12 +408,10 @@ async def test_of_two_threads_of_tasks_that_wait_for_each_others_end_the_last_is
             except StopCycleError as error:
                 got.append(error.ring)
 
+        work = trio.to_thread.run_sync
         for own, other in (refs, refs[::-1]):
-            work = trio.to_thread.run_sync
             await own.ask(lambda actor, other=other: actor.spawn(work, stops, other) and None)
         with trio.fail_after(5):
-            for ref in refs:
-                await ref.stopped() if ref._cell.stopping else None
             while len(got) < 2:
                 await wait_all_tasks_blocked(0.01)
         rings = [each for each in got if each is not True]
