@@ -250,7 +250,8 @@ def _ring(
 ) -> tuple[str, ...] | None:
     """Return the names from who would wait back to it, where its wait closes a ring."""
     origin, worked_for, _, tied = waiter
-    paths = [(asked, future, ending, (origin.key,))]
+    start: tuple[str, ...] = (origin.key,)
+    paths = [(asked, future, ending, start)]
     seen: set[tuple[Cell, Target | None, bool]] = set()
     while paths:
         cell, target, ending, names = paths.pop()
