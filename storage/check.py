@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 from .errors import UnreadableRecordError
+from .seals import raw_key
 from .store import Key, Store
 from .tables import TABLES
 from .tables.attachments import Attachment
@@ -31,6 +32,8 @@ class Finding(NamedTuple):
     text: str
     names: tuple[str, Key] | None = None
     """Of `dangling`: table and key of what is not there."""
+    home: Key | None = None
+    """Of an `unreadable` wait: the key it was written under, where it stands under another."""
 
 
 class Report(NamedTuple):
@@ -55,13 +58,23 @@ def check(store: Store) -> Report:
             rows[table] += 1
             if isinstance(row, Exception):
                 named = row.key if isinstance(row, UnreadableRecordError) else key
-                findings.append(Finding("unreadable", table, named, str(row)))
+                home = _home(table, row)
+                text = str(row) if home is None else f"{row}; it was written under {home!r}"
+                findings.append(Finding("unreadable", table, named, text, home=home))
             else:
                 findings += _references(store, table, key, row.record)
                 if table == "attachments":
                     findings += _bytes(store, key, row.record)
     findings += _sequences(store)
     return Report(rows, tuple(findings))
+
+
+def _home(table: str, error: Exception) -> Key | None:
+    """Whose a wait is that stands under a damaged key, where a bit of that has flipped."""
+    if table not in ("waits", "account_waits") or not isinstance(error, UnreadableRecordError):
+        return None
+    home = None if error.seal is None else error.seal.home(raw_key(error))
+    return home if home is not None and tuple(map(type, home)) == TABLES[table].key else None
 
 
 def _references(store: Store, table: str, key: Key, record: Any) -> Iterator[Finding]:

@@ -38,6 +38,7 @@ from msgspec.structs import asdict
 
 from .errors import InvalidRecordError, StorageError, UnreadableRecordError
 from .keys import decode_key
+from .seals import Seal
 from .store import Guard, Key, Put, Record, Request, Row, Value
 from .tables import TABLES
 from .tables.blocks import TextBlock
@@ -375,13 +376,26 @@ def _open(table: str, key: bytes, raw: bytes) -> _Header:
     return _open_slowly(table, key, raw)
 
 
-def _open_slowly(table: str, key: bytes, raw: bytes) -> _Header:
+def seal_of(table: str, raw: bytes) -> Seal | None:
+    """What tells under which key these bytes were written; None where they are no value."""
+    try:
+        return _parted(table, raw)[0]
+    except ValueError:
+        return None
+
+
+def _parted(table: str, raw: bytes) -> tuple[Seal, str, int, bytes]:
+    """The seal, kind, version and body of a value.
+
+    Raises:
+        ValueError: It is none.
+    """
     try:
         fields = msgpack.unpackb(raw, ext_hook=_refuse_extension)
     except (msgpack.UnpackException, ValueError, RecursionError) as error:
-        _refuse_row(table, key, f"not a value: {str(error) or type(error).__name__}")
+        raise ValueError(f"not a value: {str(error) or type(error).__name__}") from None
     if type(fields) is not dict or list(fields) not in _FIELDS:
-        _refuse_row(table, key, "not a value: other fields than c, s, k, v, a, b")
+        raise ValueError("not a value: other fields than c, s, k, v, a, b")
     counter, checksum, kind, version = fields["c"], fields["s"], fields["k"], fields["v"]
     body, allotted = fields["b"], fields.get("a", b"")
     if (
@@ -394,10 +408,18 @@ def _open_slowly(table: str, key: bytes, raw: bytes) -> _Header:
         or not 0 < counter < 2**64
         or not 0 < version < 2**32
     ):
-        _refuse_row(table, key, "not a value: a header field of another type")
-    _, crc = _start(table, kind, version)
-    if _crc32(_SUM.pack(counter, _crc32(body)) + key + allotted, crc) != checksum:
-        _refuse_row(table, key, "checksum")
+        raise ValueError("not a value: a header field of another type")
+    seal = Seal(checksum, _start(table, kind, version)[1], counter, _crc32(body), allotted)
+    return seal, kind, version, body
+
+
+def _open_slowly(table: str, key: bytes, raw: bytes) -> _Header:
+    try:
+        seal, kind, version, body = _parted(table, raw)
+    except ValueError as error:
+        _refuse_row(table, key, str(error))
+    if not seal.fits(key):
+        _refuse_row(table, key, "checksum", seal=seal)
     known = _BY_TABLE[table].get(kind)
     if known is None:
         safe = kind.startswith(IGNORABLE)
@@ -405,7 +427,7 @@ def _open_slowly(table: str, key: bytes, raw: bytes) -> _Header:
     if version != known.version:
         reads = f"version {version} of {kind}; this program reads {known.version}"
         _refuse_row(table, key, reads, other=True)
-    return _Header(counter, known, allotted, body)
+    return _Header(seal.counter, known, seal.allotted, body)
 
 
 def _refuse_extension(code: int, data: bytes) -> NoReturn:
@@ -413,7 +435,13 @@ def _refuse_extension(code: int, data: bytes) -> NoReturn:
 
 
 def _refuse_row(
-    table: str, key: bytes, cause: str, *, ignorable: bool = False, other: bool = False
+    table: str,
+    key: bytes,
+    cause: str,
+    *,
+    ignorable: bool = False,
+    other: bool = False,
+    seal: Seal | None = None,
 ) -> NoReturn:
     try:
         named: Key | bytes = decode_key(key)
@@ -427,6 +455,7 @@ def _refuse_row(
         cause=cause,
         ignorable=ignorable,
         other_version=other,
+        seal=seal,
     ) from None
 
 

@@ -17,7 +17,10 @@ to do. All survive pickling. Families:
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from .seals import Seal
 
 
 class StorageError(Exception):
@@ -103,6 +106,7 @@ class UnreadableRecordError(StorageError):
 
     `ignorable`: a newer version wrote it and says that a reader who does not know its kind may take
     it for no row. `other_version`: it is sound, and another version of this program can read it.
+    `seal`: where its checksum fails, what tells whether another key would make it right.
     """
 
     code = "unreadable_record"
@@ -111,6 +115,7 @@ class UnreadableRecordError(StorageError):
     cause: str
     ignorable: bool = False
     other_version: bool = False
+    seal: Seal | None = None
 
 
 class NewerFormatError(StorageError):

@@ -530,6 +530,7 @@ def _read(table: str, key: bytes, raw: bytes) -> tuple[Key, Row | Exception]:
             table=table,
             key=key,
             cause=f"key: {error}",
+            seal=codec.seal_of(table, raw),
         )
         return (key,), damaged
     try:

@@ -9,7 +9,7 @@ Invariants:
     I1  Nothing is called that a wait held, nothing begun that was begun, and no number given twice
         because of what a repair put or took out.
     I2  What is decided here is from rows that can be read; nothing of a damaged one is believed but
-        its key.
+        its key, or of a wait the key that its checksum tells.
 
 Pure, but for what it reads.
 """

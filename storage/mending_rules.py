@@ -325,6 +325,11 @@ def mend(look: Look, finding: Finding) -> Answer:
 
 def _answer(look: Look, finding: Finding) -> Answer:
     table, key = finding.table, finding.key
+    if finding.home is not None:
+        there = RULES[table](look, finding.home)
+        if isinstance(there, Mending):
+            changes = (Change(table, key, None), *there.changes)
+            return Mending(changes, f"it was written under {finding.home!r}: {there.then}")
     if not isinstance(key, tuple) or tuple(map(type, key)) != TABLES[table].key:
         return Mending((Change(table, key, None),), _NO_KEY)
     if finding.problem == "unreadable":

@@ -1,7 +1,9 @@
 """Keys of recorded walls that cannot be read: a wall of nobody knows which model, or of whom.
 
 A key that still names its credential holds every model of that; one that names nobody holds every
-credential. The values of rows, and readings that fail, are their readers' business.
+credential. A row that its checksum tells to be another credential's holds every model of that one,
+and nobody where it stands (`strays`). The values of rows, and readings that fail, are their
+readers' business.
 
 Invariants:
     I1  Damaged keys hold until they are gone, or a release named the credential: an override with
@@ -19,14 +21,16 @@ import hashlib
 from typing import NamedTuple
 
 from abeyance.actors.core.clock import Clock
-from abeyance.storage.errors import StorageError, StoreClosedError
+from abeyance.storage.errors import StorageError, StoreClosedError, UnreadableRecordError
 from abeyance.storage.keys import decode_leading
+from abeyance.storage.seals import raw_key
 from abeyance.storage.store import Store
 from abeyance.storage.tables.fields import REASON_CHARS_MAX
 
 from .ingress import ACCOUNT_PREFIX
 from .limits import RECHECK_MS
-from .overrides import EVERY, UNTIL_READ, Overrides
+from .overrides import EVERY, UNTIL_READ, Overrides, Scope
+from .strays import Strays
 from .unreadable import damaged_key
 
 TABLE = "account_waits"
@@ -37,6 +41,8 @@ class KeyDamage(NamedTuple):
 
     reason: str
     fingerprint: str
+    of: str
+    """The credential it is told under; `*` where the keys name nobody."""
 
 
 class AccountKeys:
@@ -46,6 +52,7 @@ class AccountKeys:
         self._store = store
         self._clock = clock
         self._overrides = overrides
+        self._strays = Strays()
         self._damaged: dict[str, list[str]] | None = None
         self._read_ms = 0
 
@@ -61,7 +68,25 @@ class AccountKeys:
                 return None
         fingerprint = _fingerprint(mine)
         reason = f"the account's wait cannot be read; {UNTIL_READ}: {len(mine)} have a damaged key"
-        return KeyDamage(reason[:REASON_CHARS_MAX], fingerprint)
+        of = account if self._found().get(account) else EVERY
+        return KeyDamage(reason[:REASON_CHARS_MAX], fingerprint, of)
+
+    @property
+    def names_nobody(self) -> bool:
+        """Whether a damaged key says nothing of whose it is."""
+        return EVERY in self._found()
+
+    def is_strays(self, error: UnreadableRecordError) -> bool:
+        """Whether a row that cannot be read is known to be another key's than it stands under."""
+        self._found()
+        return not error.ignorable and self._strays.meet(error) is not None
+
+    def claim(self, key: Scope) -> None:
+        """Have the rows that are this key's, and stand under others, hold its credential and nobody
+        else's. Called whenever it is asked about."""
+        self._found()
+        if self._strays and self._strays.claim(key):
+            self._damaged = None
 
     def stands(self, name: str, fingerprint: str) -> bool:
         """Whether an override that is listed under this name is still of something."""
@@ -87,9 +112,17 @@ class AccountKeys:
         if known is not None and (not known or 0 <= now_ms - self._read_ms < RECHECK_MS):
             return known
         found: dict[str, list[str]] = {}
+        met: set[bytes] = set()
         try:
             for key, row in self._store.scan(TABLE):
                 damage = damaged_key(key, row)
+                if isinstance(row, UnreadableRecordError):
+                    met.add(raw_key(row))
+                    home = None if row.ignorable else self._strays.meet(row)
+                    if home is not None:
+                        what = f"{raw_key(row).hex()} is of {home}"
+                        found.setdefault(home[0], []).append(what)
+                        continue
                 if damage is not None:
                     leading = decode_leading(damage[0])
                     named = leading[0] if leading and isinstance(leading[0], str) else EVERY
@@ -98,6 +131,7 @@ class AccountKeys:
             raise
         except StorageError:
             return known or {}  # Whoever reads a row of it learns so.
+        self._strays.keep(met)
         self._damaged, self._read_ms = found, now_ms
         return found
 

@@ -188,6 +188,8 @@ class Accounts:
         return [line for line in found if line is not None]
 
     def _walls(self, account: str, model: str) -> dict[str, tuple[Wall | None, bool]]:
+        for scope in (EVERY, model):
+            self._book.account_keys.claim((account, scope))
         every = self._wall(account, EVERY)
         # Whoever was told that nothing of an account can be read is not told of each model.
         is_told = every[0] is not None and every[0].is_unread
@@ -197,7 +199,7 @@ class Accounts:
         """What is in force, and whether something was and has ended."""
         damage = self._book.account_keys.damage(account) if scope == EVERY else None
         if damage is not None:
-            self._book.episodes.begin(f"{ACCOUNT}{account}", scope, damage.reason)
+            self._book.episodes.begin(f"{ACCOUNT}{damage.of}", scope, damage.reason)
             return Wall(None, damage.reason, is_unread=True), False
         try:
             record = self._book.account_record((account, scope))
@@ -209,6 +211,8 @@ class Accounts:
                 self._book.episodes.begin(f"{ACCOUNT}{account}", scope, reason)
             return Wall(None, reason, is_unread=True), False
         self._book.episodes.end(f"{ACCOUNT}{account}", scope)
+        if scope == EVERY and not self._book.account_keys.names_nobody:
+            self._book.episodes.end(f"{ACCOUNT}{EVERY}", EVERY)
         if isinstance(record, Wait) and (
             record.deadline_ms is None or record.deadline_ms > self._clock.now_ms()
         ):

@@ -8,6 +8,8 @@ What cannot be read is not taken for nothing. How much is held follows from how 
     keys of an agent                        its agent, every model
     a key from its first part on, or the
     table                                   everyone
+    a key, of a row whose checksum tells
+    what it was (`strays`)                  the (agent, model) that it was
 
 Invariants:
     I1  A stand-in holds until the same was read in vain no longer, or a release names its scope.
@@ -18,7 +20,10 @@ Invariants:
         stated up to it, so that one that reads again later does not bind.
     I4  Overrides are rows of another table than what they override. What can be replaced, a row
         whose value cannot be trusted, is released by a row in its place instead.
-    I5  An episode is over once the same reads again, and what was released of it lapses, in this
+    I5  A row that is known to be another key's holds that key, and nobody where it stands. Of a bit
+        that flipped that is known as the row is met, of other damage as soon as a call asks about
+        the key.
+    I6  An episode is over once the same reads again, and what was released of it lapses, in this
         process at once and durably by the ledger: should it be unreadable again, it holds again. At
         a start whatever is not found unreadable has been read.
 
@@ -35,14 +40,17 @@ import trio
 
 from abeyance.actors.core.clock import Clock
 from abeyance.storage.errors import StorageError, StoreClosedError, UnreadableRecordError
-from abeyance.storage.keys import decode_leading
+from abeyance.storage.keys import decode_leading, encode_key
+from abeyance.storage.seals import raw_key
 from abeyance.storage.store import Key, Row, Store
 from abeyance.storage.tables.fields import REASON_CHARS_MAX
 
 from .limits import RECHECK_MS
 from .overrides import EVERY, UNTIL_READ, Episodes, Overrides, Scope
+from .strays import Strays
 
 ROWS_A_SLICE: Final = 64
+_UNREADABLE: Final = f"the recorded wait cannot be read; {UNTIL_READ}"
 
 
 class StandIn(NamedTuple):
@@ -71,9 +79,13 @@ class Unreadable:
         self._standing: dict[Scope, StandIn] = {}
         self._looked: set[str] = set()
         """Agents whose keys were all read once by this process."""
+        self._strays = Strays()
+        self._strayed: dict[Scope, StandIn] = {}
+        """What holds a key whose row stands under another."""
+        self._lost: dict[bytes, str] = {}
+        """The keys that do not say whose they are, and why."""
         self._has_lost_keys = False
-        """Whether everyone is held for keys that do not say whose they are: `look_over` finds them,
-        and finds them gone."""
+        """Whether everyone is held for such keys: `look_over` finds them, and finds them gone."""
 
     # -- what stands ---------------------------------------------------------------------------
 
@@ -103,6 +115,10 @@ class Unreadable:
     def read(self, key: Scope) -> Row | StandIn | None:
         """One row of `waits`; None also for one that may be taken for none; a stand-in where it
         cannot be read, or could not 30 s ago."""
+        self.claim(key)
+        stray = self._strayed.get(key) if self._strayed else None
+        if stray is not None and not self.lifted(*key, stray):
+            return stray
         standing = self._standing.get(key) if self._standing else None
         if standing is not None and not self._is_due(standing):
             return standing
@@ -113,7 +129,7 @@ class Unreadable:
         try:
             row = self._store.get("waits", key)
         except UnreadableRecordError as error:
-            if not error.ignorable:
+            if not error.ignorable and not self._is_strays(error):
                 return self._note(key, error, f"{key} {error.cause}")
             row = None
         except StoreClosedError:
@@ -134,14 +150,14 @@ class Unreadable:
 
     def unreplaceable(self, key: Scope) -> StandIn | None:
         """What holds this row alone, where no release can be put in the row's place."""
-        standing = self._standing.get(key)
+        standing = self._strayed.get(key) or self._standing.get(key)
         return standing if standing is not None and standing.of_reading else None
 
     def rows(self, agent: str | None) -> list[Scope]:
         """The keys that a stand-in of their own holds, of one agent or of all."""
         return [
             scope
-            for scope in sorted(self._standing)
+            for scope in sorted({*self._standing, *self._strayed})
             if scope[1] != EVERY and agent in (None, scope[0])
         ]
 
@@ -149,13 +165,29 @@ class Unreadable:
         """Note that this scope can be read, or was replaced."""
         stood = self._standing.pop(scope, None)
         if stood is not None:
-            self.episodes.end(*scope)
-            if self.on_healed is not None:
-                self.on_healed(stood.fingerprint)
+            self._healed(stood)
+
+    def _healed(self, stood: StandIn) -> None:
+        self.episodes.end(*stood.scope)
+        if self.on_healed is not None:
+            self.on_healed(stood.fingerprint)
 
     def stands(self, fingerprint: str) -> bool:
         """Whether this cannot be read, as far as it was looked at."""
-        return any(each.fingerprint == fingerprint for each in self._standing.values())
+        standing = (*self._standing.values(), *self._strayed.values())
+        return any(each.fingerprint == fingerprint for each in standing)
+
+    @property
+    def holds_everyone(self) -> bool:
+        """Whether something holds everyone, so that nobody knows what is unreadable beside it."""
+        return (EVERY, EVERY) in self._standing
+
+    def claim(self, key: Scope) -> None:
+        """Have the rows that are this key's, and stand under others, hold it and nobody else.
+        Called whenever it is asked about."""
+        if self._strays:
+            for raw in self._strays.claim(key):
+                self._place(raw, key)
 
     def read_again(self, key: Scope) -> None:
         """Note that this row was just read and written; read again now what it is part of, if that
@@ -197,6 +229,7 @@ class Unreadable:
 
     def _slices(self) -> Generator[None, None, bool]:
         lost: dict[bytes, str] = {}
+        met: set[bytes] = set()
         after: Key | None = None
         while True:
             try:
@@ -209,12 +242,21 @@ class Unreadable:
                 if worse is None:
                     # What only this reading meets, only this reading can find mended.
                     self._has_lost_keys = True
+                    self._lost = {}
                 return True
             after = None
             for key, row in page:
                 damage = damaged_key(key, row)
                 if damage is None:
                     after = key
+                if isinstance(row, UnreadableRecordError):
+                    met.add(raw_key(row))
+                    if self._is_strays(row):
+                        continue
+                    if damage is None and not row.ignorable:
+                        # Also of an agent that nobody asks about: an operator is to know of it.
+                        self._note((str(key[0]), str(key[1])), row, f"{key} {row.cause}")
+                if damage is None:
                     continue
                 leading = decode_leading(damage[0])
                 if leading and isinstance(leading[0], str):
@@ -225,15 +267,58 @@ class Unreadable:
             if after is None or len(page) < ROWS_A_SLICE:
                 break
             yield
-        if lost:
-            reason = f"{len(lost)} or more have a damaged key that names no agent"
-            what = " ".join(f"{raw.hex()} {cause}" for raw, cause in sorted(lost.items()))
+        self._lost = lost
+        self._stand_lost()
+        for home in self._strays.keep(met):
+            self._stray(home)
+        return self._has_lost_keys or bool(self._strayed)
+
+    def _stand_lost(self) -> None:
+        """Hold everyone for the keys that do not say whose they are, or no longer."""
+        if self._lost:
+            reason = f"{len(self._lost)} or more have a damaged key that names no agent"
+            what = " ".join(f"{raw.hex()} {cause}" for raw, cause in sorted(self._lost.items()))
             self._stand((EVERY, EVERY), reason, what)
             self._has_lost_keys = True
         elif self._has_lost_keys:
             self._has_lost_keys = False
             self.mend((EVERY, EVERY))
-        return self._has_lost_keys
+
+    def _is_strays(self, error: UnreadableRecordError) -> bool:
+        """Whether a row that cannot be read is known to be another key's, which it holds then."""
+        home = self._strays.meet(error)
+        if home is None:
+            return False
+        self._stray(home)
+        return True
+
+    def _place(self, raw: bytes, home: Scope) -> None:
+        """Have a row hold the key that it is of, and let go whom it held before that was known."""
+        self._stray(home)
+        if self._lost.pop(raw, None) is not None:
+            self._stand_lost()
+        leading = decode_leading(raw)
+        if leading and isinstance(leading[0], str):
+            if (leading[0], EVERY) in self._standing:
+                self._look_at(leading[0])
+            if len(leading) == 2:
+                self.mend((leading[0], str(leading[1])))
+
+    def _stray(self, home: Scope) -> None:
+        """Hold a key for its rows that stand under others; where none does any more, let it go."""
+        raws, before = self._strays.of(home), self._strayed.pop(home, None)
+        what = f"{home} " + " ".join(raw.hex() for raw in raws)
+        fingerprint = _fingerprint(what)
+        if before is not None and (not raws or before.fingerprint != fingerprint):
+            self._healed(before)
+        if raws:
+            reason = f"{_UNREADABLE}: its row stands under a damaged key"
+            now_ms = self._clock.now_ms()
+            # Nothing that is put under the key takes that row's place.
+            stand_in = StandIn(home, reason, fingerprint, now_ms, of_reading=True)
+            self._strayed[home] = stand_in
+            if not self.lifted(*home, stand_in):
+                self.episodes.begin(*home, reason)
 
     def _table(self) -> StandIn | None:
         """What holds everyone; read again where that is due."""
@@ -248,7 +333,8 @@ class Unreadable:
         try:
             for key, row in self._store.scan("waits", (agent,)):
                 damage = damaged_key(key, row)
-                if damage is not None:
+                known = isinstance(row, UnreadableRecordError) and self._is_strays(row)
+                if damage is not None and not known:
                     damaged.append(f"{damage[0].hex()} {damage[1]}")
         except StoreClosedError:
             raise
@@ -294,8 +380,8 @@ class Unreadable:
         return self._stand(scope, str(error), what, of_reading=of_reading)
 
     def _stand(self, scope: Scope, reason: str, what: str, *, of_reading: bool = False) -> StandIn:
-        reason = f"the recorded wait cannot be read; {UNTIL_READ}: {reason}"[:REASON_CHARS_MAX]
-        fingerprint = hashlib.sha256(what.encode(errors="replace")).hexdigest()[:32]
+        reason = f"{_UNREADABLE}: {reason}"[:REASON_CHARS_MAX]
+        fingerprint = _fingerprint(what)
         before = self._standing.get(scope)
         if before is not None and before.fingerprint != fingerprint:
             self.mend(scope)  # Other damage is another episode.
@@ -310,10 +396,15 @@ class Unreadable:
         return not 0 <= self._clock.now_ms() - stand_in.read_ms < RECHECK_MS
 
 
+def _fingerprint(what: str) -> str:
+    return hashlib.sha256(what.encode(errors="replace")).hexdigest()[:32]
+
+
 def damaged_key(key: Key, row: Row | Exception) -> tuple[bytes, str] | None:
     """The bytes of a key that is none of this table, and why; None for one that is."""
     if isinstance(row, UnreadableRecordError) and isinstance(row.key, bytes):
         return row.key, row.cause
     if [type(part) for part in key] == [str, str]:
         return None
-    return b"\0".join(str(part).encode() for part in key), "other parts than an agent and a model"
+    cause = "other parts than an agent and a model"
+    return encode_key(tuple(map(type, key)), key), cause

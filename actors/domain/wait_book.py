@@ -193,6 +193,8 @@ class WaitBook:
                 model's it is.
             exempt: Whether what cannot be read holds nothing.
         """
+        if model is not None:
+            self.unreadable.claim((agent, model))
         if not exempt:
             stand_in = self._wide(agent, model)
             if stand_in is None and model is None:
@@ -225,6 +227,9 @@ class WaitBook:
                 found = self.binding((agent, str(key[-1])))
                 if isinstance(found, StandIn):
                     return found
+        for scope in self.unreadable.rows(agent):
+            if isinstance(found := self.binding(scope), StandIn):
+                return found
         return None
 
     def binding(self, key: tuple[str, str]) -> Wait | StandIn | None:
@@ -277,13 +282,14 @@ class WaitBook:
         Raises:
             StorageError: It cannot be read.
         """
+        self.account_keys.claim(key)
         acts = [act.record for act in self._by_key.get((ACCOUNT_TABLE, key), ())]
         record: ActRecord | None = None
         if not any(isinstance(act, WaitReleased) for act in acts):
             try:
                 row = self._store.get(ACCOUNT_TABLE, key)
             except UnreadableRecordError as error:
-                if not error.ignorable:
+                if not error.ignorable and not self.account_keys.is_strays(error):
                     raise
                 row = None
             record = None if row is None else row.record

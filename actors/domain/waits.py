@@ -338,7 +338,7 @@ class Ledger(TrioActor):
         if answer.tag == "looked over":
             if answer.unwrap():
                 self.after(RECHECK_MS / 1_000, _LookAgain())
-            else:
+            if not self._book.unreadable.holds_everyone:
                 self._book.lapse_stale()
             return
         offered, self._offer = self._offer, ()

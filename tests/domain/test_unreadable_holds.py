@@ -180,7 +180,7 @@ async def test_a_damaged_key_on_disk_holds_its_agent_until_it_is_released(
     async with world.open():
         await state_wait(world, None)
         await state_wait(world, None, "bo")
-    cut_key(world.directory / "store", ("ana", "m"))
+    cut_key(world.directory / "store", ("ana", "m"), value=True)
     async with world.open() as runtime:
         ana, cy = await world.add([reply("free")]), await world.add([reply("fine")], "cy")
         for agent in (ana, cy):
@@ -200,14 +200,40 @@ async def test_a_damaged_key_on_disk_holds_its_agent_until_it_is_released(
         assert world.state().state == "idle"
 
 
-def cut_key(directory: Path, key: tuple[str, str], other: bytes | None = None) -> None:
-    """Take the last byte off a row's key on disk, or put another key there."""
+@pytest.mark.behaviour("R-17")
+@pytest.mark.parametrize("other", [b"\2anc\0\2m\0", b"\2a\xeea\0\2m\0"], ids=["a name", "no text"])
+async def test_a_held_turn_whose_waits_key_lost_a_bit_stays_held_and_nobody_else_is(
+    world: World, virtual_time: MockClock, other: bytes
+) -> None:
+    async with world.open():
+        ana = await world.add([fail(429, retry_after=7_200)])
+        await ana.send("go")
+        await ana.wait_idle()
+        assert world.state().held.cause == "wait"
+    cut_key(world.directory / "store", ("ana", "m"), other)
+    async with world.open() as runtime:
+        anc, ana = await world.add([reply("mine")], "anc"), await world.add([reply("free")])
+        await anc.send("go")
+        await trio.sleep(60)
+        await anc.wait_idle()
+        assert (await shown(anc))[-1] == "assistant: mine"
+        assert world.state().state == "held", "no call was made"
+        assert [(alert.agent, alert.model) for alert in runtime.alerts()][-1] == ("ana", "m")
+        await runtime.release_provider_wait("ana", requester="ops")
+        await ana.wait_idle()
+        assert (await shown(ana))[-1] == "assistant: free"
+
+
+def cut_key(
+    directory: Path, key: tuple[str, str], other: bytes | None = None, *, value: bool = False
+) -> None:
+    """Take the last byte off a row's key on disk, or put another key there; off its value, too."""
     with lmdb.open(str(directory), max_dbs=64, map_size=2**30) as environment:
         table = environment.open_db(b"waits", create=False)
         with environment.begin(write=True, db=table) as transaction:
             raw_key = encode_key((str, str), key)
             raw = transaction.pop(raw_key)
-            transaction.put(raw_key[:-1] if other is None else other, raw)
+            transaction.put(raw_key[:-1] if other is None else other, raw[:-1] if value else raw)
 
 
 async def test_a_released_quota_hold_stays_released_when_the_process_ends_at_once(

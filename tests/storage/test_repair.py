@@ -32,13 +32,14 @@ from abeyance.storage.keys import encode_key
 from abeyance.storage.lmdb_store import LmdbStore
 from abeyance.storage.mending import Mending, Stays
 from abeyance.storage.repair import listed, repair, undo
-from abeyance.storage.store import Append, Committed, Key, Put, Request
+from abeyance.storage.store import Append, Committed, Key, Put, Request, Row
 from abeyance.storage.tables import TABLES
 from abeyance.storage.tables.attachments import Attachment, AttachmentPiece, AttachmentUse
 from abeyance.storage.tables.blocks import ImageBlock, TextBlock
 from abeyance.storage.tables.repairs import SetAside
 from abeyance.storage.tables.runs import Run, RunItem
 from abeyance.storage.tables.slots import Body, Carried, Entry, Turn
+from abeyance.storage.tables.waits import Wait
 
 from ..golden.samples import key_of, samples
 from ..lives import KILLED, begin, lived
@@ -202,6 +203,29 @@ def test_a_key_that_says_nothing_is_taken_out(messages: Path) -> None:
     assert looked(messages) == []
     undo(messages)
     assert [each.table for each in looked(messages)] == ["waits"]
+
+
+@pytest.mark.parametrize("table", ["waits", "account_waits"])
+@pytest.mark.parametrize(
+    "key", [b"\2anc\0\2m1\0", b"\3ana\0\2m1\0"], ids=["another's key", "no key"]
+)
+def test_a_wait_under_a_damaged_key_is_repaired_under_the_key_it_was_written_under(
+    messages: Path, table: str, key: bytes
+) -> None:
+    state, own = messages, encode_key((str, str), ("ana", "m1"))
+    was = frame(table, own, 1, encode(Wait(deadline_ms=9, reason="w", set_ms=1, act="a")))
+    garble(state, table, key, was)
+    (finding,) = looked(state)
+    assert finding.home == ("ana", "m1")
+    assert "written under ('ana', 'm1')" in finding.text
+    mend(state)
+    store = opened(state)
+    ((held, row),) = store.scan(table)
+    store.close()
+    assert isinstance(row, Row)
+    assert (held, row.record.deadline_ms) == (("ana", "m1"), None)
+    undo(state)
+    assert rows_of(state)[table] == [(key, was)]
 
 
 def test_words_take_the_place_of_content_that_is_gone(messages: Path) -> None:
