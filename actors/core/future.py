@@ -92,7 +92,7 @@ class Target:
 
     _given_up: bool = False  # Whether a handler waited for it, and does no more.
     _timeout_s: float | None = None  # None: the system's.
-    _slot: set[Any] | None = None  # The wheel's slot that holds this target.
+    _slot: dict[Any, None] | None = None  # The wheel's slot that holds this target.
     _cancels: bool = False  # Whether the handler ends with the deadline.
     _scope: trio.CancelScope | None = None  # Of the handler that ends with it, while it runs.
 
@@ -139,7 +139,7 @@ class Target:
         """Tell whoever waits. Called once, after the outcome was published. Does not raise."""
         slot = self._slot
         if slot is not None:
-            slot.discard(self)
+            slot.pop(self, None)
 
     def _answer(self, value: Any) -> bool:
         return self._settle(value)
@@ -313,7 +313,7 @@ class TrioFuture(Target, pykka.Future[T]):
         state = self.__dict__
         slot = state.get("_slot")
         if slot is not None:
-            slot.discard(self)
+            slot.pop(self, None)
         callbacks = state.get("_callbacks")
         while callbacks:
             try:

@@ -77,7 +77,8 @@ class ActorSystem:
         ask_timeout_s: The time of an ask that states none, from 0. None is without an end, and so
             is `math.inf`, or more than a thread can wait.
         debug: Whether a handler of an actor with a role may suspend once only.
-        seed: Of the random numbers that jitter the backoff.
+        seed: Of the random numbers that jitter the backoff. None draws one, or takes the one of
+            `faults` that are open as a block.
         on_dead_letter: Where dead letters go, on the thread on which they end.
         on_quarantine: Where quarantined messages go.
         on_event: Where events go.
@@ -118,6 +119,7 @@ class ActorSystem:
         self.ask_timeout_s = ask_timeout_s
         self.debug = debug
         self.random = random.Random(seed)
+        self.seeded = seed is not None
         self.dead_letters: Ledger[DeadLetter] = Ledger(
             "dead_letter", self._find_by_key, on_dead_letter
         )

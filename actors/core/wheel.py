@@ -91,7 +91,8 @@ class Wheel:
         self._ask_timeout_s = ask_timeout_s
         self._token = token
         self._ident = get_ident()
-        self._slots: dict[int, set[Target | Mailbox]] = {}
+        # In order of entry: those of one instant expire as they were asked.
+        self._slots: dict[int, dict[Target | Mailbox, None]] = {}
         self._ticks: list[int] = []
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
@@ -125,17 +126,17 @@ class Wheel:
         """Forget a mailbox that was closed, so that it is not held until its alarm."""
         slot = self._slots.get(_tick_of(box.alarm)) if box.alarm < NO_ALARM else None
         if slot is not None:
-            slot.discard(box)
+            slot.pop(box, None)
 
-    def _put(self, entry: Target | Mailbox, when: float) -> set[Target | Mailbox]:
+    def _put(self, entry: Target | Mailbox, when: float) -> dict[Target | Mailbox, None]:
         tick = _tick_of(when)
         slot = self._slots.get(tick)
         if slot is None:
-            slot = self._slots[tick] = set()
+            slot = self._slots[tick] = {}
             heapq.heappush(self._ticks, tick)
             if self._ticks[0] == tick:
                 self._nudge.set()
-        slot.add(entry)
+        slot[entry] = None
         return slot
 
     def at(self, delay_s: float, fire: Callable[[], object]) -> Timer:
@@ -215,7 +216,7 @@ class Wheel:
         target._slot = slot = self._put(target, deadline)
         target._listed = target._watched = True
         if target.settled:  # By another thread, meanwhile.
-            slot.discard(target)
+            slot.pop(target, None)
 
     async def _fire(self) -> None:
         now = self._trio_now()

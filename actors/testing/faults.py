@@ -9,8 +9,10 @@ with faults:
 ```
 
 What fired is the schedule. It is noted on the error that leaves the block, and `Faults.replay` does
-exactly the same again from its text, whatever the seed was. Leaving the block without an error
-checks the accounts: every accepted message has ended, or is where the kernel says it is.
+exactly the same again from its text, whatever the seed was. While the block is open, trio runs
+tasks that are ready at once in an order by the seed, which is part of the schedule. Leaving it
+without an error checks the accounts: every accepted message has ended, or is where the kernel says
+it is.
 
 | point | when | possible |
 |---|---|---|
@@ -36,6 +38,7 @@ Points are hit on the loop thread, on host threads and on the store's writer; a 
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import random
@@ -43,16 +46,19 @@ import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from abeyance.actors.core.errors import ActorCrashError
 from abeyance.actors.core.mailbox import Mailbox
+from abeyance.actors.core.urgent import BATCH_S
 from abeyance.storage.errors import CommitFailedError, StorageError
 
 from .accounts import Accounts
 from .fault_points import Bridge, FaultyHandlers, FaultyMailbox, FaultyStore
-from .schedule import Action, Fired, action_of, read_schedule
+from .schedule import Action, Fired, action_of, order_line, read_order, read_schedule
+from .task_order import TaskOrder, begin, end
 
 if TYPE_CHECKING:
     from abeyance.actors.core.cell import Cell
@@ -75,6 +81,7 @@ POINTS: Final[dict[str, frozenset[str]]] = {
 
 _WITHOUT_MESSAGE: Final = frozenset({"wake", "on_start", "on_restart"})
 EXIT_CODE: Final = 70
+_LOOK_S: Final = BATCH_S / 10  # Between two looks at the time, in virtual time.
 
 Selector = type | Callable[[Any], bool]
 
@@ -192,13 +199,17 @@ class Faults:
     """The faults of one test; given as `faults=` to a system or a runtime.
 
     Args:
-        seed: Of the chances of its rules. None draws one; it is part of the schedule's text.
+        seed: Of the chances of its rules and, while it is open as a block, of the order of tasks.
+            None draws one; it is part of the schedule's text.
     """
 
     def __init__(self, seed: int | None = None) -> None:
         self.seed = secrets.randbelow(2**31) if seed is None else seed
         self.accounts = Accounts()
         self.commits_delayed = 0  # On the loop thread.
+        self._order_seed: int | None = self.seed
+        self._ordered = False  # Whether tasks were ever ordered by it.
+        self._orders: list[TaskOrder | None] = []  # Of the blocks that are open.
         self._rules: list[_Rule] = []
         self._hits: dict[tuple[str, str], int] = {}
         self._labels: dict[Cell, str] = {}
@@ -211,10 +222,13 @@ class Faults:
     def replay(cls, schedule: str) -> Self:
         """Faults that do at the same hits what a printed schedule says was done.
 
+        As a block, it orders tasks as the schedule says they were; trio does where it says nothing.
+
         Raises:
             ValueError: A line is no fault; the text says which.
         """
         faults = cls(seed=0)
+        faults._order_seed = read_order(schedule)
         for point, actor, hit, words in read_schedule(schedule):
             action = action_of(words, InjectedCrashError)
             Where(lambda _: None, _known(point))._do(action)
@@ -283,7 +297,10 @@ class Faults:
         """What was done, as text that `Faults.replay` takes."""
         fired = self.fired
         head = f"# seed {self.seed}; {len(fired)} faults; Faults.replay() of these lines repeats it"
-        return "\n".join([head, *map(str, fired)])
+        if not self._ordered:
+            return "\n".join([f"{head}; the order of tasks was trio's own", *map(str, fired)])
+        assert self._order_seed is not None
+        return "\n".join([head, order_line(self._order_seed), *map(str, fired)])
 
     def __str__(self) -> str:
         return self.schedule
@@ -291,6 +308,10 @@ class Faults:
     # -- as a block
 
     def __enter__(self) -> Self:
+        """Order tasks by the seed from here on, in this process, until the block is left."""
+        order = None if self._order_seed is None else begin(self._order_seed)
+        self._orders.append(order)
+        self._ordered = self._ordered or order is not None
         return self
 
     def __exit__(
@@ -299,6 +320,9 @@ class Faults:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        order = self._orders.pop()
+        if order is not None:
+            end(order)
         if error is None:
             self.check()
         else:
@@ -323,6 +347,12 @@ class Faults:
     def attach(self, system: ActorSystem) -> None:
         """See `FaultHooks`."""
         self.accounts.add_system(system)
+        if any(self._orders):
+            # Pauses before restarts make an order, too, and so does where a batch of messages ends.
+            if not system.seeded:
+                system.random = random.Random(self._order_seed)
+            if system.injected is not None:
+                system.stopwatch = partial(next, itertools.count(0.0, _LOOK_S))
 
     def mailbox(self, cell: Cell) -> Mailbox:
         """See `FaultHooks`."""

@@ -2,7 +2,8 @@
 
 Nothing registers it: a project that wants it says so in its top `conftest.py`,
 `pytest_plugins = ["abeyance.actors.testing.plugin"]`. `--faults-seed N` repeats the chances of a
-run. A test that fails and used `faults` shows its schedule in a section of the report.
+run and the order of its tasks. A test that fails and used `faults` shows its schedule in a section
+of the report.
 """
 
 from __future__ import annotations
@@ -50,11 +51,14 @@ def pytest_runtest_makereport(
 
 @pytest.fixture
 def faults(request: pytest.FixtureRequest) -> Iterator[Faults]:
-    """Faults for `ActorSystem(faults=...)`, `HostedSystem` or a runtime; checked after the test."""
+    """Faults for `ActorSystem(faults=...)`, `HostedSystem` or a runtime; checked after the test.
+
+    They are open as a block from before the test's run, which is therefore ordered by their seed.
+    """
     made = Faults(seed=request.config.getoption("--faults-seed"))
     request.node.stash[_FAULTS] = made
-    yield made
-    made.check()
+    with made:
+        yield made
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """The schedule of faults as text: a line each, which says where, at which hit, and what was done.
 
+One line more, `task_order SEED`, says by which seed trio ordered tasks that were ready at once.
+
 Errors are written by class and text, and made again from both; one that cannot be is an
 `InjectedCrashError` of the same text.
 """
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 _UNPRINTED: Final = re.compile(r"[\\\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_ORDER_LINE: Final = re.compile(r"^\s*task_order (-?\d+)\s*$", re.M)
 _ESCAPED: Final = re.compile(r"\\(?:\\|[nrt]|x[0-9a-f]{2}|u[0-9a-f]{4})")
 
 
@@ -72,11 +75,26 @@ def _unescape(found: re.Match[str]) -> str:
     return found.group().encode("ascii").decode("unicode_escape")
 
 
+def order_line(seed: int) -> str:
+    """The line that says by which seed tasks were ordered."""
+    return f"task_order {seed}"
+
+
+def read_order(text: str) -> int | None:
+    """Read by which seed tasks were ordered; None where no line says it."""
+    found = _ORDER_LINE.search(text)
+    return None if found is None else int(found[1])
+
+
 def read_schedule(text: str) -> Iterator[tuple[str, str, int, list[str]]]:
-    """Read point, actor, hit and the action's words of each line; comments are skipped."""
+    """Read point, actor, hit and the action's words of each fault; comments are skipped.
+
+    Raises:
+        ValueError: A line is neither a fault nor an order; the text says which.
+    """
     for line in text.splitlines():
         stripped = line.strip()
-        if not stripped or stripped.startswith("#"):
+        if not stripped or stripped.startswith("#") or _ORDER_LINE.fullmatch(stripped):
             continue
         words = [_ESCAPED.sub(_unescape, word) for word in shlex.split(stripped)]
         if len(words) < 4 or not words[2].isdecimal():

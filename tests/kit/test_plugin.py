@@ -62,13 +62,42 @@ def test_failed_test_shows_its_schedule_and_seed(project: Path) -> None:
     (project / "test_it.py").write_text(FAILING)
     code, said = run(project, "--faults-seed", "4711")
     assert code == 1
-    assert re.search(r"-+ faults -+\n# seed 4711; 1 faults;.*\nmailbox_put TrioActor 1 drop", said)
+    schedule = r"# seed 4711; 1 faults;.*\ntask_order 4711\nmailbox_put TrioActor 1 drop"
+    assert re.search(rf"-+ faults -+\n{schedule}", said)
 
 
 def test_passed_test_shows_none(project: Path) -> None:
     (project / "test_it.py").write_text(FAILING.replace("assert False", "assert True"))
     code, said = run(project, "-rA")
     assert (code, "# seed" in said) == (0, False), said
+
+
+RACING = """
+import pytest, trio
+
+@pytest.mark.trio
+async def test_races(faults):
+    order = []
+    async with trio.open_nursery() as nursery:
+        for n in range(20):
+            nursery.start_soon(note, order, n)
+    print("ORDER", order)
+
+async def note(order, n):
+    order.append(n)
+"""
+
+
+@pytest.mark.slow
+def test_seed_of_the_faults_is_the_seed_of_the_order_of_a_tests_tasks(project: Path) -> None:
+    (project / "test_it.py").write_text(RACING)
+    orders = []
+    for seed in ("1", "1", "2"):
+        code, said = run(project, "-rP", "--faults-seed", seed)
+        assert code == 0, said
+        orders.append(re.findall("ORDER .*", said))
+    assert orders[0] == orders[1] != orders[2]
+    assert len(orders[0]) == 1
 
 
 UNBALANCED = """
