@@ -102,7 +102,7 @@ FAMILIES = (
         "no; raised before any effect",
         "the caller",
         """
-        InvalidInputError InvalidRecordError InvalidRequestError ProviderIncompleteError
+        InvalidInputError InvalidOptionError InvalidRecordError InvalidRequestError ProviderIncompleteError
         MalformedRequestError InvalidFieldError InvalidConfigError
         """,
     ),

@@ -44,15 +44,8 @@ class WebhookSink:
     def __init__(
         self, webhook: Webhook | str, *, transport: httpx2.AsyncBaseTransport | None = None
     ) -> None:
-        if isinstance(webhook, str):
-            try:
-                webhook = Webhook(webhook)
-            except InvalidSpecError as error:
-                raise error.within("webhook") from None
-        if not isinstance(webhook, Webhook):
-            raise InvalidSpecError("webhook", "must be a URL or a Webhook")
-        self._url, self._headers = _checked(webhook)
-        self._timeout_s = webhook.timeout_s
+        made, self._url, self._headers = check_webhook(webhook)
+        self._timeout_s = made.timeout_s
         self._transport = transport
         self._tls: ssl.SSLContext | None = None
         self._place = f"{self._url.scheme}://{self._url.host}"
@@ -102,7 +95,19 @@ class WebhookSink:
         )
 
 
-def _checked(webhook: Webhook) -> tuple[httpx2.URL, dict[str, str]]:
+def check_webhook(webhook: Webhook | str) -> tuple[Webhook, httpx2.URL, dict[str, str]]:
+    """Return a webhook, where it posts to, and the headers it sends; or refuse it.
+
+    Raises:
+        InvalidSpecError: Names what is malformed, without its value.
+    """
+    if isinstance(webhook, str):
+        try:
+            webhook = Webhook(webhook)
+        except InvalidSpecError as error:
+            raise error.within("webhook") from None
+    if not isinstance(webhook, Webhook):
+        raise InvalidSpecError("webhook", "must be a URL or a Webhook")
     try:
         url = httpx2.URL(webhook.url)
         # The host as text: an address that cannot be one is refused here, not at the first alert.
@@ -120,7 +125,7 @@ def _checked(webhook: Webhook) -> tuple[httpx2.URL, dict[str, str]]:
         headers["authorization"] = f"Basic {base64.b64encode(pair).decode()}"
         url = url.copy_with(username=None, password=None)
     headers.update((name.lower(), value) for name, value in webhook.headers.items())
-    return url, headers
+    return webhook, url, headers
 
 
 def _ascii(text: str) -> str:

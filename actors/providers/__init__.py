@@ -8,6 +8,7 @@ from abeyance.storage.tables.blocks import TextBlock, ThinkingBlock, ToolResultB
 from .capacity import CapacityExhaustedError, Exhaustion, capacity_error_of, exhaustion_of
 from .declaration import ProviderIncompleteError, check_provider
 from .instants import deadline_ms, render_instant
+from .options import InvalidOptionError
 from .port import (
     ContextTooLongError,
     ModelReply,
@@ -40,6 +41,7 @@ __all__ = [
     "CapacityExhaustedError",
     "ContextTooLongError",
     "Exhaustion",
+    "InvalidOptionError",
     "ModelReply",
     "ModelRequest",
     "NativeSession",

@@ -13,8 +13,9 @@ from typing import Any
 from ..core.clock import Clock
 from .anthropic_wire import TYPES, ReplyAssembly, request_body
 from .attachments import Places
+from .options import ApiKey, checked
 from .port import ModelRequest, OnDelta
-from .sdk import ApiKey, ProviderNotInstalledError, SdkProvider, checked, not_installed
+from .sdk import ProviderNotInstalledError, SdkProvider, not_installed
 
 
 class AnthropicProvider(SdkProvider):
@@ -35,7 +36,8 @@ class AnthropicProvider(SdkProvider):
             estimate, is not sent. A model that is not in it blocks nothing.
     Raises:
         ProviderNotInstalledError: The extra `abeyance[anthropic]` is not installed.
-        ValueError: There is no key, a deadline is not positive, or `account` is no name.
+        InvalidOptionError: Names the option: there is no key, or none that a header can carry; a
+            deadline is not positive; `account` is no name, `base_url` no URL.
     """
 
     attachment_types = TYPES

@@ -26,6 +26,7 @@ from abeyance.storage.tables.blocks import (
     ToolResultBlock,
 )
 
+from .options import InvalidOptionError
 from .port import ContextTooLongError, ModelRequest, name_of
 
 BYTES_A_TOKEN: Final = 4
@@ -119,16 +120,17 @@ def checked_tokens(tokens: Mapping[str, int] | None) -> dict[str, int]:
     """Return the limits that an adapter was given, by model.
 
     Raises:
-        ValueError: One is no positive whole number, or a model no text.
+        InvalidOptionError: One is no positive whole number, or a model no text.
     """
     if tokens is not None and not isinstance(tokens, Mapping):
-        raise ValueError(
-            f"context_tokens must be a mapping of models to numbers, not {tokens!r:.80}"
+        raise InvalidOptionError(
+            "context_tokens", f"must be a mapping of models to numbers, not {tokens!r:.80}"
         )
     for model, limit in dict(tokens or {}).items():
         if not isinstance(model, str) or type(limit) is not int or limit < 1:
-            raise ValueError(
-                f"context_tokens has positive numbers by model, not {model!r:.80}: {limit!r:.80}"
+            raise InvalidOptionError(
+                "context_tokens",
+                f"has positive numbers by model, not {model!r:.80}: {limit!r:.80}",
             )
     return dict(tokens or {})
 

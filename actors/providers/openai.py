@@ -14,8 +14,9 @@ from typing import Any, Literal
 from ..core.clock import Clock
 from . import openai_chat_wire, openai_responses_wire
 from .attachments import Places
+from .options import ApiKey, InvalidOptionError, check_text, checked
 from .port import ModelRequest, OnDelta
-from .sdk import ApiKey, Assembly, SdkProvider, check_text, checked, not_installed
+from .sdk import Assembly, SdkProvider, not_installed
 
 
 class OpenAIProvider(SdkProvider):
@@ -45,7 +46,8 @@ class OpenAIProvider(SdkProvider):
             estimate, is not sent. A model that is not in it blocks nothing.
     Raises:
         ProviderNotInstalledError: The extra `abeyance[openai]` is not installed.
-        ValueError: There is no key, a deadline is not positive, `account` is no name, or `api` or
+        InvalidOptionError: Names the option: there is no key, or none that a header can carry; a
+            deadline is not positive; `account` or `service` is no name, `base_url` no URL; `api` or
             `output_limit` is neither of its two words.
     """
 
@@ -65,10 +67,11 @@ class OpenAIProvider(SdkProvider):
         context_tokens: Mapping[str, int] | None = None,
     ) -> None:
         if api not in ("responses", "chat"):
-            raise ValueError(f"api is 'responses' or 'chat', not {api!r:.80}")
+            raise InvalidOptionError("api", f"is 'responses' or 'chat', not {api!r:.80}")
         if output_limit not in ("max_completion_tokens", "max_tokens"):
-            raise ValueError(
-                f"output_limit is 'max_completion_tokens' or 'max_tokens', not {output_limit!r:.80}"
+            raise InvalidOptionError(
+                "output_limit",
+                f"is 'max_completion_tokens' or 'max_tokens', not {output_limit!r:.80}",
             )
         check_text("service", service, "the name of a service")
         key = checked(

@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol
 
 import httpx2
 import trio
@@ -33,6 +33,7 @@ from .context_limit import checked_tokens
 from .credentials import fingerprint
 from .failures import refusal
 from .grammar import printable
+from .options import ApiKey
 from .outgoing import leaving
 from .port import (
     ModelReply,
@@ -49,11 +50,6 @@ from .transport import PermitTransport, carrying
 from .usage import read_usage
 from .wire import StatedError, UnreadableReplyError, error_of, read_json
 
-ApiKey: TypeAlias = str | Callable[[], str | Awaitable[str]] | None
-
-DEADLINE_S_MAX = 1e9
-KEY_CHARS_MAX = 16_384
-NAME_CHARS_MAX = 256
 SECRETS_KEPT = 16
 """Keys of the last calls: one that was rotated away may be quoted by a call that is still out."""
 SECRET_CHARS_MIN = 8
@@ -359,77 +355,6 @@ class SdkProvider(ABC):
             "the call may be made again once nothing holds it",
             retryable=True,
         )
-
-
-def checked(
-    api_key: ApiKey,
-    variable: str,
-    value: str | None,
-    *,
-    deadlines_s: Mapping[str, float],
-    account: str | None,
-    base_url: str | None,
-    clock: Clock | None,
-) -> ApiKey:
-    """Return the key that an adapter is to use: its own, or an environment variable's value.
-
-    Raises:
-        ValueError: Names what is malformed, without a key's value: there is no key, or it is none
-            that a header can carry; a deadline is no positive number; `account` is no name,
-            `base_url` no URL, `clock` no clock.
-    """
-    if account is not None:
-        check_text("account", account, "the name of an account")
-    for field, seconds in deadlines_s.items():
-        number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-        if not number or not 0 < seconds <= DEADLINE_S_MAX:
-            raise ValueError(
-                f"{field}, a provider's deadline, is a positive number of seconds, at most "
-                f"{DEADLINE_S_MAX:,.0f}, not {seconds!r:.80}"
-            )
-    if clock is not None and (
-        isinstance(clock, type) or not callable(getattr(clock, "now_ms", None))
-    ):
-        raise ValueError(f"clock has a method now_ms, and is {clock!r:.80}")
-    _check_url(base_url)
-    key = value if api_key is None else api_key
-    if callable(key):
-        return key
-    if key is None or key == "":
-        raise ValueError(f"no API key: pass api_key or set {variable}")
-    if not isinstance(key, str) or len(key) > KEY_CHARS_MAX or not key.isascii():
-        raise ValueError(f"api_key is ASCII text of at most {KEY_CHARS_MAX:,} characters")
-    if not key.isprintable():
-        raise ValueError("api_key holds a character that no header can carry, as a line's end is")
-    return key
-
-
-def check_text(field: str, text: object, what: str) -> None:
-    """Refuse what is no name.
-
-    Raises:
-        ValueError: Names the field.
-    """
-    sound = isinstance(text, str) and text.strip() and len(text) <= NAME_CHARS_MAX
-    if not sound or not str(text).isprintable():
-        raise ValueError(
-            f"{field} is {what}, of at most {NAME_CHARS_MAX} printable characters, not {text!r:.80}"
-        )
-
-
-def _check_url(base_url: object) -> None:
-    if base_url is None:
-        return
-    problem = "base_url is an http or https URL with a host, or None"
-    if not isinstance(base_url, str) or not base_url.isprintable():
-        raise ValueError(problem)
-    try:
-        url = httpx2.URL(base_url)
-        sound = url.scheme in ("http", "https") and bool(url.host)
-    except Exception:  # noqa: BLE001 - the parser's error may hold what the URL holds.
-        sound = False
-    if not sound:
-        raise ValueError(problem)
 
 
 def not_installed(sdk: str, extra: str) -> ProviderNotInstalledError:

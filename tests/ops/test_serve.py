@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ import trio
 from abeyance.actors import HttpApi, StreamDelta, StreamSkipped, StreamStored, StreamSuperseded
 from abeyance.actors.domain.streaming import Attempt
 from abeyance.actors.domain.transcript import TranscriptMessage
+from abeyance.actors.ops.cli import main
 from abeyance.actors.ops.errors import InvalidConfigError
 from abeyance.actors.ops.serve import read_config
 from abeyance.actors.ops.serve.lines import Addresses, Line, Printer, UnaddressedError
@@ -160,6 +162,48 @@ def test_a_key_that_is_wrong_is_named_by_its_path(tmp_path: Path, field: str):
     assert caught.value.field == field
     assert field in str(caught.value)
     assert list(tmp_path.iterdir()) == [tmp_path / "host.toml"], "something was begun"
+
+
+SECRETS = {"ANTHROPIC_API_KEY": "a\nb", "OPENAI_API_KEY": "k", "HOOK": "ftp://me:s3cret@h/p4th"}
+REFUSED_BY_A_CLASS = {
+    "providers.here.api_key_env": ECHO.replace('"echo"', '"anthropic"'),
+    "providers.here.base_url": ECHO.replace('"echo"', '"openai"\nbase_url = "ftp://h"'),
+    "providers.here.service": ECHO.replace('"echo"', '"openai"\nservice = " "'),
+    "providers.here.call_s": ECHO.replace('"echo"', '"openai"\ncall_s = inf'),
+    "agents.ana.output_tokens_max": ECHO.replace(
+        'model = "m"', 'model = "m"\noutput_tokens_max = 1_000_000_001', 1
+    ),
+    "webhook_env": 'webhook_env = "HOOK"\n' + ECHO,
+}
+
+
+@pytest.mark.parametrize("field", REFUSED_BY_A_CLASS)
+def test_a_value_that_only_the_class_it_is_for_refuses_is_named_by_its_key(
+    tmp_path: Path, field: str
+):
+    with pytest.raises(InvalidConfigError) as caught:
+        read_config(declared(tmp_path, REFUSED_BY_A_CLASS[field]), SECRETS)
+    assert caught.value.field == field
+    assert "s3cret" not in str(caught.value)
+    assert "p4th" not in str(caught.value)
+
+
+@pytest.mark.parametrize("why", ["a directory of something else", "a port that is taken"])
+def test_a_host_that_cannot_be_opened_is_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], why: str
+):
+    text, code = ECHO, 2
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        if why == "a port that is taken":
+            text += f"\n[http]\nport = {taken.getsockname()[1]}\n"
+            code = 1
+        else:
+            (tmp_path / "state").mkdir()
+            (tmp_path / "state" / "theirs").touch()
+        assert main(["serve", str(declared(tmp_path, text))]) == code
+    said = capsys.readouterr().err
+    assert "internal" not in said
+    assert ("belongs to something else" if code == 2 else "cannot listen") in said
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,12 @@ from abeyance.actors.domain.agent_limits import BOUNDS, DEFAULT_LIMITS
 from abeyance.actors.domain.errors import InvalidInputError
 from abeyance.actors.domain.spec import AgentSpec
 from abeyance.actors.domain.tools import Tool
+from abeyance.actors.providers.options import InvalidOptionError
 from abeyance.actors.providers.port import Provider
 
 from ..errors import InvalidConfigError
 from ..http.options import HttpApi
+from ..webhook import check_webhook
 
 BYTES_MAX: Final = 1_000_000
 """A file that is longer declares no host."""
@@ -215,9 +217,19 @@ def read_config(path: Path, environment: Mapping[str, str] = os.environ) -> Serv
         agents=agents,
         providers=tuple(providers.values()),
         account_waits=file_.account_waits,
-        webhook=_variable("webhook_env", file_.webhook_env, environment),
+        webhook=_webhook(file_.webhook_env, environment),
         http=_http(file_.http, environment),
     )
+
+
+def _webhook(name: str | None, environment: Mapping[str, str]) -> str | None:
+    url = _variable("webhook_env", name, environment)
+    try:
+        if url is not None:
+            check_webhook(url)
+    except InvalidInputError as error:
+        raise InvalidConfigError("webhook_env", error.problem) from None
+    return url
 
 
 def _http(value: Any, environment: Mapping[str, str]) -> HttpApi | None:
@@ -234,8 +246,10 @@ def _provider(name: str, value: Any, environment: Mapping[str, str]) -> Provider
         return config.make(environment)
     except InvalidConfigError as error:
         raise error.within(place) from None
-    except ValueError as error:
-        raise InvalidConfigError(place, str(error)) from error
+    except InvalidOptionError as error:
+        # What is wrong with a key is said of the one that names its variable.
+        field = f"{error.field}_env" if error.field == "api_key" else error.field
+        raise InvalidConfigError(f"{place}.{field}", error.problem) from error
 
 
 def _agent(name: str, value: Any, providers: Mapping[str, Provider]) -> AgentSpec:

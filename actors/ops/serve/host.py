@@ -80,19 +80,19 @@ async def serve(
     try:
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             async with trio.open_nursery() as nursery:
-                async with open_runtime(
-                    config.state,
-                    account_waits=config.account_waits,
-                    webhook=config.webhook,
-                    http=config.http,
-                ) as runtime:
-                    serving = _Serving(runtime, config, output, json_lines)
-                    nursery.start_soon(serving.heed, signals)
-                    with serving.finishing:
-                        try:
+                try:
+                    async with open_runtime(
+                        config.state,
+                        account_waits=config.account_waits,
+                        webhook=config.webhook,
+                        http=config.http,
+                    ) as runtime:
+                        serving = _Serving(runtime, config, output, json_lines)
+                        nursery.start_soon(serving.heed, signals)
+                        with serving.finishing:
                             await serving.run(nursery, fd)
-                        except (AbeyanceError, StorageError) as error:
-                            failed = error  # Raised past the nursery, which would wrap it.
+                except (AbeyanceError, StorageError) as error:
+                    failed = error  # Raised past the nursery, which would wrap it.
                 nursery.cancel_scope.cancel()
     finally:
         with trio.CancelScope(shield=True):
