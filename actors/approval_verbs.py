@@ -5,30 +5,21 @@ Runs in: whichever task calls; nothing here outlives its call.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from abeyance.storage.tables.approvals import NOTE_CHARS_MAX
+from abeyance.storage.errors import UnreadableRecordError
 
 from .core.errors import ActorDeadError
-from .domain.approvals import ApprovalReceipt, ApprovalRow, read_id, waiting_of
-from .domain.errors import AgentEndedError, InvalidInputError
-from .domain.ingress import check_name, clean_text
-from .domain.slot_approvals import Decide
+from .domain.approvals import ApprovalReceipt, ApprovalRow, read_id, read_note, waiting_of
+from .domain.errors import AgentEndedError
+from .domain.ingress import check_name
+from .domain.slot_approvals import Decide, unknown
+from .domain.wait_releases import check_known
 from .lifetime import closed
 
 if TYPE_CHECKING:
     from .runtime import Runtime
-
-
-def read_note(note: object) -> str:
-    """A note as it is recorded: one line, cut off at 500 characters.
-
-    Raises:
-        InvalidInputError: It is no text; nothing was done.
-    """
-    if not isinstance(note, str):
-        raise InvalidInputError("note", f"must be text, not {type(note).__name__}")
-    return clean_text(note, NOTE_CHARS_MAX)
 
 
 class ApprovalVerbs:
@@ -42,12 +33,15 @@ class ApprovalVerbs:
 
         Raises:
             InvalidNameError: The filter is no name; it is not read as all.
+            UnknownAgentError: It is no agent's, here or in the store.
             RuntimeClosedError: The runtime has ended.
         """
         runtime = cast("Runtime", self)
         runtime._check_open()
         if agent is not None:
             check_name(agent, "agent")
+            if agent not in runtime._members:
+                check_known(runtime._store, runtime._waits, agent)
             return tuple(waiting_of(runtime._store, agent))
         names = [str(key[0]) for key, _ in runtime._store.scan("heads")]
         return tuple(row for name in names for row in waiting_of(runtime._store, name))
@@ -112,6 +106,9 @@ class ApprovalVerbs:
         key, said = read_id(id_), read_note(note)
         by = runtime._permitted(verb, key[0], requester)
         if key[0] not in runtime._members:
+            with suppress(UnreadableRecordError):
+                if runtime._store.get("approvals", key) is None:
+                    raise unknown(key)
             runtime._check_not_owned_elsewhere(key[0])
         member = runtime._member(key[0])
         member.check_accepts()

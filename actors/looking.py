@@ -185,6 +185,7 @@ class LookVerbs:
             zone: Whose days they are, by its name in the time zone database.
         Raises:
             InvalidInputError, InvalidNameError: Names the argument.
+            UnknownAgentError: The store has no such agent, and no call of one.
             RuntimeClosedError: The runtime has ended.
         """
         runtime = cast("Runtime", self)

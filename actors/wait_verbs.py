@@ -14,7 +14,7 @@ from .domain.errors import (
 from .domain.ingress import check_model, check_name
 from .domain.protocol import ReleaseReceipt, ReleaseWaits
 from .domain.wait_book import ProviderWait
-from .domain.wait_releases import was_stated_of
+from .domain.wait_releases import check_known, was_stated_of
 
 if TYPE_CHECKING:
     from .runtime import Runtime
@@ -33,11 +33,19 @@ class WaitVerbs:
 
         Raises:
             InvalidNameError: The filter is no name; it is not read as all.
+            UnknownAgentError: It is no agent's, here or in the store, and no wait's.
         """
         runtime = cast("Runtime", self)
         runtime._check_open()
         if agent is not None:
             check_name(agent, "agent")
+        found = self._waits_of(agent)
+        if agent is not None and not found and agent not in runtime._members:
+            check_known(runtime._store, runtime._waits, agent)
+        return found
+
+    def _waits_of(self, agent: str | None) -> tuple[ProviderWait, ...]:
+        runtime = cast("Runtime", self)
         accounts = runtime._accounts
         standing = () if accounts is None else accounts.standing(agent)
         return (*runtime._waits.listing(agent), *standing)
@@ -74,7 +82,7 @@ class WaitVerbs:
             check_model(model, "model")
         by = runtime._permitted("release_provider_wait", agent, requester)
         known = agent in runtime._members or was_stated_of(runtime._store, runtime._waits, agent)
-        if not known and not self.provider_waits(agent):
+        if not known and not self._waits_of(agent):
             raise UnknownAgentError(
                 f"no agent {agent!r} here and no wait of one; nothing was released; "
                 "list the waits for the names there are",

@@ -18,12 +18,12 @@ from typing import Any, Final, Literal, NamedTuple
 from abeyance.actors.core.logs import Log
 from abeyance.storage.errors import UnreadableRecordError
 from abeyance.storage.store import Row, Store
-from abeyance.storage.tables.approvals import INPUT_CHARS_MAX, Approval
+from abeyance.storage.tables.approvals import INPUT_CHARS_MAX, NOTE_CHARS_MAX, Approval
 from abeyance.storage.tables.blocks import ToolResultBlock, ToolUseBlock
 from abeyance.storage.tables.fields import INSTANT_MS_MAX
 
 from .errors import InvalidInputError, InvalidToolError
-from .ingress import check_name, clean_text, escaped_text
+from .ingress import check_line, check_name, clean_text, escaped_text
 from .tool_results import CANCELLED_TEXT, recorded_of, result_of
 
 WITHIN_S: Final = 86_400.0
@@ -197,6 +197,17 @@ def read_id(id_: object) -> ApprovalKey:
         raise InvalidInputError("id", f"must be AGENT/TURN/ROUND/CALL, not {id_!r:.80}")
     check_name(parts[0], "id")
     return parts[0], numbers[0], numbers[1], numbers[2]
+
+
+def read_note(note: object) -> str:
+    """A note as it is recorded: one line, cut off at 500 characters.
+
+    Raises:
+        InvalidInputError: It is no text, or holds control characters; nothing was done.
+    """
+    if not isinstance(note, str):
+        raise InvalidInputError("note", f"must be text, not {type(note).__name__}")
+    return clean_text(check_line(note, "note"), NOTE_CHARS_MAX)
 
 
 def open_rows(store: Store, agent: str) -> Iterator[tuple[ApprovalKey, Row | Exception]]:

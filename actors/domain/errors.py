@@ -112,6 +112,15 @@ class UnknownAgentError(AbeyanceError):
     agent: str
 
 
+def unknown_agent(agent: str) -> UnknownAgentError:
+    """What is told of a name that no agent of a store has."""
+    return UnknownAgentError(
+        f"no agent {agent!r} is in this store; nothing was done; see the status for the names "
+        "there are",
+        agent=agent,
+    )
+
+
 class AgentEndedError(AbeyanceError):
     """The agent was removed, or its conversation closed. Nothing was done; what was stored stays.
 

@@ -323,6 +323,22 @@ def clean_text(text: str, chars_max: int) -> str:
     return cleaned if len(cleaned) <= chars_max else cleaned[: chars_max - 1] + "…"
 
 
+def check_line(text: str, field: str) -> str:
+    """Return what a person says in one line, or refuse it.
+
+    Raises:
+        InvalidInputError: It holds what nobody sees or what would break the line: it is refused,
+            and not kept as something else than was said.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    if any(_is_unprintable(char) or "\ud800" <= char <= "\udfff" for char in text):
+        raise InvalidInputError(
+            field, "must not hold control, line-breaking or invisible characters"
+        )
+    return text
+
+
 def kept_name(text: str | None) -> str | None:
     """What somebody else called something, as a row holds a name; None where that is nothing."""
     return clean_text(text, NAME_BYTES_MAX) or None if text else None

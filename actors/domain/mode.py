@@ -26,7 +26,7 @@ from abeyance.storage.tables.ownership import Mode
 from abeyance.storage.tables.waits import LogLine
 
 from .errors import InvalidInputError
-from .ingress import clean_text, is_blank, new_message_id
+from .ingress import check_line, clean_text, is_blank, new_message_id
 
 MODE_KEY: Final = ("host",)
 UNREADABLE_REASON: Final = "the record of the host's mode cannot be read"
@@ -41,13 +41,14 @@ def read_reason(reason: object) -> str:
     """Why a host is quiesced, in one bounded line.
 
     Raises:
-        InvalidInputError: It is not text, or says nothing; nothing was done.
+        InvalidInputError: It is not text, says nothing, or holds control characters; nothing was
+            done.
     """
     if not isinstance(reason, str):
         raise InvalidInputError("reason", f"must be text, not {type(reason).__name__}")
     if is_blank(reason):
         raise InvalidInputError("reason", "must say why")
-    return clean_text(reason, REASON_CHARS_MAX).strip()
+    return clean_text(check_line(reason, "reason"), REASON_CHARS_MAX).strip()
 
 
 def read_window(within_s: object) -> float:

@@ -17,6 +17,8 @@ from msgspec.structs import replace
 from abeyance.storage.store import Guard, Put, Row, Store
 from abeyance.storage.tables.runs import Run, RunItem, RunState
 
+from .errors import InvalidInputError
+from .ingress import check_line
 from .run_errors import InvalidRunError, RunStateError
 from .run_rows import ENDED, WAITING, RunId, item_guard, item_put, pack_plain
 
@@ -45,6 +47,10 @@ def check_reason(reason: object) -> None:
     """
     if not isinstance(reason, str) or len(reason) > REASON_CHARS_MAX:
         raise InvalidRunError("reason", f"must be text of at most {REASON_CHARS_MAX:,} characters")
+    try:
+        check_line(reason, "reason")
+    except InvalidInputError as error:
+        raise InvalidRunError("reason", error.problem) from None
 
 
 def cancelled(record: Run, reason: str, by: str, now_ms: int) -> Run | None:

@@ -20,7 +20,7 @@ import trio
 from abeyance.storage.store import Store
 from abeyance.storage.tables.slots import Inboxed, MessageId, Turn
 
-from .errors import InvalidInputError, UnknownAgentError, UnknownMessageError
+from .errors import InvalidInputError, UnknownMessageError, unknown_agent
 from .ingress import check_name
 from .mode import read_mode
 from .slot_messages import Receipt
@@ -211,11 +211,7 @@ def listed(
     """
     agents = list(store.scan("agents", () if agent is None else (agent,)))
     if agent is not None and not agents:
-        raise UnknownAgentError(
-            f"no agent {agent!r} is in this store; nothing was done; see the status for the names "
-            "there are",
-            agent=agent,
-        )
+        raise unknown_agent(agent)
     seen: set[str] = set()
     for key, found in agents:
         # A slot has its agent's name wherever nothing says otherwise.

@@ -10,6 +10,7 @@ Runs in: the loop thread, a slice of rows a step; or wherever a stopped store is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -18,11 +19,12 @@ from zoneinfo import ZoneInfo
 
 import trio
 
+from abeyance.storage.errors import UnreadableRecordError
 from abeyance.storage.store import Key, Row, Store
 from abeyance.storage.tables.fields import INSTANT_MS_MAX
 from abeyance.storage.tables.spent import QUARTER_MS, SpentPart
 
-from .errors import InvalidInputError
+from .errors import InvalidInputError, unknown_agent
 from .ingress import check_name
 from .periods import EPOCH, day_of, zone_problem
 from .prices import money
@@ -126,14 +128,20 @@ class Asked:
 
     def wants(self, key: Key) -> bool:
         """Whether a row is to be counted."""
-        if len(key) != 3 or int(key[1]) + QUARTER_MS <= self.since_ms:
-            return False
+        return len(key) == 3 and int(key[1]) + QUARTER_MS > self.since_ms and self.is_of(key)
+
+    def is_of(self, key: Key) -> bool:
+        """Whether a row is of the agent that was asked for, whenever it was."""
         mine = self.agent in (None, key[0])
         return mine or (key[2] == "ephemeral" and str(key[0])[:-RUN_SUFFIX_CHARS] == self.agent)
 
 
 async def read_report(store: Store, asked: Asked) -> UsageReport:
-    """Read a report, a slice of rows a step. A checkpoint."""
+    """Read a report, a slice of rows a step. A checkpoint.
+
+    Raises:
+        UnknownAgentError: The store has no such agent, and no call of one.
+    """
     sums = Sums(asked)
     after: Key | None = None
     while True:
@@ -142,6 +150,7 @@ async def read_report(store: Store, asked: Asked) -> UsageReport:
             sums.add(key, row)
         await trio.lowlevel.checkpoint()
         if len(rows) < ROWS_A_SLICE:
+            sums.check_known(store)
             return sums.report()
         after = rows[-1][0]
 
@@ -151,6 +160,7 @@ def read_stopped(store: Store, asked: Asked) -> UsageReport:
     sums = Sums(asked)
     for key, row in store.scan("spent_quarters"):
         sums.add(key, row)
+    sums.check_known(store)
     return sums.report()
 
 
@@ -161,8 +171,23 @@ class Sums:
         self._asked = asked
         self._lines: dict[tuple[Any, ...], tuple[dict[str, Any], dict[str, int]]] = {}
         self._unread = 0
+        self._any = False
+
+    def check_known(self, store: Store) -> None:
+        """Refuse a name that is no agent's, where one that called nothing has sums of nothing.
+
+        Raises:
+            UnknownAgentError: The store has no such agent, and no call of one.
+        """
+        agent = self._asked.agent
+        if agent is None or self._any:
+            return
+        with suppress(UnreadableRecordError):
+            if store.get("agents", (agent,)) is None:
+                raise unknown_agent(agent)
 
     def add(self, key: Key, row: Row | Exception) -> None:
+        self._any = self._any or self._asked.is_of(key)
         if not self._asked.wants(key):
             return
         if not isinstance(row, Row):

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from abeyance.storage.errors import StorageError
+from abeyance.storage.errors import StorageError, UnreadableRecordError
 from abeyance.storage.store import Store
 from abeyance.storage.tables.waits import Override, Wait, WaitReleased
 
+from .errors import unknown_agent
 from .overrides import EVERY, OverrideKey
 from .quota_hold import read_quota_hold
 from .wait_book import ACCOUNT, ACCOUNT_TABLE, WaitAct, WaitBook
@@ -84,6 +85,20 @@ def was_stated_of(store: Store, book: WaitBook, name: str) -> bool:
         return next(iter(store.scan(table, (key,))), None) is not None
     except StorageError:
         return False
+
+
+def check_known(store: Store, book: WaitBook, name: str) -> None:
+    """Refuse to look at an agent that is not there, where one that is and has nothing has nothing.
+
+    Raises:
+        UnknownAgentError: The store has no such agent, and no wait of one.
+    """
+    try:
+        known = store.get("agents", (name,)) is not None
+    except UnreadableRecordError:
+        known = True
+    if not (known or was_stated_of(store, book, name) or book.listing(name)):
+        raise unknown_agent(name)
 
 
 def _has_wall(book: WaitBook, account: str) -> bool:

@@ -13,10 +13,10 @@ from abeyance.actors.domain.ingress import check_model, check_name, escaped_text
 from abeyance.actors.domain.mode import WITHIN_S, read_reason, read_window
 
 from . import shell, targets
-from .connection import HostSilentError, NoHostError
+from .connection import HostSilentError, NoHostError, RefusedByHostError
 from .errors import look_at
 from .render import json_text, print_edits, print_quiesce, print_release, print_status, print_waits
-from .reports import EditsReport, TreeReport, WaitsReport
+from .reports import EditsReport, TreeReport, WaitReport, WaitsReport
 from .requests import EVERY_MODEL
 from .shell import AsJson, StateDir
 from .targets import Target
@@ -51,9 +51,7 @@ def waits(
         check_name(agent, "agent")
     target = targets.open_reading(directory)
     try:
-        found = target.waits(agent)
-        if agent is not None and not found:
-            _check_known(target, agent)
+        found = _waits_of(target, agent)
     finally:
         target.close()
     if as_json:
@@ -368,6 +366,18 @@ def _trees_text(found: TreeReport) -> str:
         return format_tree(found.tree)
     trees = [(found.pid, found.tree), *((other.pid, other.tree) for other in found.others)]
     return "\n\n".join(f"pid {pid}\n{format_tree(tree)}" for pid, tree in trees)
+
+
+def _waits_of(target: Target, agent: str | None) -> tuple[WaitReport, ...]:
+    found: tuple[WaitReport, ...] = ()
+    try:
+        found = target.waits(agent)
+    except (UnknownAgentError, RefusedByHostError) as error:
+        if getattr(error, "remote_code", error.code) != UnknownAgentError.code:
+            raise
+    if agent is not None and not found:  # A host that gave no answer may know it.
+        _check_known(target, agent)
+    return found
 
 
 def _check_known(target: Target, agent: str) -> None:

@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from abeyance.actors.approval_verbs import read_note
-from abeyance.actors.domain.approvals import read_id
+from abeyance.actors.domain.approvals import read_id, read_note
 from abeyance.actors.domain.ingress import check_name, escaped_text
 
 from . import shell, targets

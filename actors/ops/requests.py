@@ -16,10 +16,11 @@ import msgspec
 
 from abeyance.actors.core.tree import DEPTH, DEPTH_MAX, NODES_MAX, WIDTH
 from abeyance.actors.domain.alert_book import check_after
-from abeyance.actors.domain.approvals import read_id
+from abeyance.actors.domain.approvals import read_id, read_note
 from abeyance.actors.domain.archive_book import check_number, check_page
 from abeyance.actors.domain.ingress import check_name, read_blocks
 from abeyance.actors.domain.mode import WITHIN_S, read_reason, read_window
+from abeyance.actors.domain.run_acts import check_reason
 from abeyance.actors.domain.schedule_acts import ScheduleVerb
 from abeyance.actors.domain.slot_inbox import check_listing
 from abeyance.actors.domain.spent_reading import Asked
@@ -342,6 +343,9 @@ def check_request(request: Request) -> None:
         Asked(agent_, since, request.by, request.zone)  # type: ignore[arg-type]
     if isinstance(request, DecideRequest):
         read_id(request.approval)
+        read_note(request.note)
+    if isinstance(request, CancelRunRequest):
+        check_reason(request.reason)
     if isinstance(request, EditRequest):
         _check_edit(request)
     if isinstance(request, UnparkRequest) and (

@@ -24,18 +24,25 @@ import msgspec
 
 from abeyance.actors.domain.alert_book import Alert, check_after, read_alerts
 from abeyance.actors.domain.approvals import standing
-from abeyance.actors.domain.archive_book import Kind, check_number, check_page, read_archive
+from abeyance.actors.domain.archive_book import Kind, check_page, read_archive
 from abeyance.actors.domain.edit_rows import read_edits
-from abeyance.actors.domain.errors import AgentOwnedElsewhereError, UnknownAgentError
+from abeyance.actors.domain.errors import (
+    AgentOwnedElsewhereError,
+    UnknownAgentError,
+    unknown_agent,
+)
 from abeyance.actors.domain.imports import plan_import, report_dry
 from abeyance.actors.domain.ingress import check_model, check_name
 from abeyance.actors.domain.mode import plan_mode, read_mode, read_reason, read_window
 from abeyance.actors.domain.quota_hold import QuotaHold, read_quota_hold
+from abeyance.actors.domain.run_rows import read_run_id
 from abeyance.actors.domain.slot_inbox import check_listing, listed
 from abeyance.actors.domain.spent_reading import Asked, By, read_stopped
 from abeyance.actors.domain.wait_book import ACCOUNT, ProviderWait, WaitAct, WaitBook
 from abeyance.actors.domain.wait_offer import line_of
-from abeyance.actors.domain.wait_releases import was_stated_of
+from abeyance.actors.domain.wait_releases import check_known, was_stated_of
+from abeyance.actors.replays import actor_of
+from abeyance.actors.run_reading import run_record
 from abeyance.storage.codec import encode
 from abeyance.storage.errors import UnreadableRecordError
 from abeyance.storage.exclusive import in_use
@@ -187,9 +194,24 @@ class StoppedStore(StoppedRuns, StoppedSchedules, StoppedApprovals, StoppedOutbo
         return report_check(self._directory, self._store, self._open_pids())
 
     def waits(self, agent: str | None = None) -> tuple[WaitReport, ...]:
-        """The binding waits of one agent, or of all; on `*` what holds as it cannot be read."""
+        """The binding waits of one agent, or of all; on `*` what holds as it cannot be read.
+
+        Raises:
+            UnknownAgentError: The filter is no agent's, and no wait's.
+        """
         self._waits.unreadable.look_over_at_once()
-        return tuple(WaitReport(**wait._asdict()) for wait in self._waits.listing(agent))
+        found = tuple(WaitReport(**wait._asdict()) for wait in self._waits.listing(agent))
+        if agent is not None and not found:
+            self._check_known(agent)
+        return found
+
+    def _check_known(self, agent: str) -> None:
+        """Refuse a name that is no agent's.
+
+        Raises:
+            UnknownAgentError: The store has no such agent, and no wait of one.
+        """
+        check_known(self._store, self._waits, agent)
 
     def entries(
         self, kind: Kind, *, before: int | None = None, limit: int = 100
@@ -259,9 +281,10 @@ class StoppedStore(StoppedRuns, StoppedSchedules, StoppedApprovals, StoppedOutbo
 
         Raises:
             InvalidInputError: The number is none.
+            UnknownEntryError, MessageNotKeptError: No such row, or it cannot be trusted.
             NeedsHostError: Always, otherwise; nothing was sent.
         """
-        check_number(number, "id")
+        actor_of(self._store, kind, number)
         raise NeedsHostError(
             f"{kind} {number} is sent to an actor, and no host runs here that has one; nothing was "
             "sent; start the host, then replay",
@@ -272,8 +295,10 @@ class StoppedStore(StoppedRuns, StoppedSchedules, StoppedApprovals, StoppedOutbo
         """Refuse: only a host can go on with it, and one whose owner is dead needs no taking over.
 
         Raises:
-            NeedsHostError: Always; nothing was done.
+            InvalidRunError, UnknownRunError: There is none of that name.
+            NeedsHostError: Always, otherwise; nothing was done.
         """
+        run_record(self._store, read_run_id(self._store, run))
         raise NeedsHostError(
             f"run {run!r} is taken over by a host that goes on with it, and none answers here; "
             "nothing was done; start one that has its workflow, then take it over",
@@ -284,8 +309,11 @@ class StoppedStore(StoppedRuns, StoppedSchedules, StoppedApprovals, StoppedOutbo
         """Refuse: nothing is parked but in a process that runs.
 
         Raises:
-            NeedsHostError: Always; nothing was done.
+            UnknownAgentError: No such agent in this store.
+            NeedsHostError: Always, otherwise; nothing was done.
         """
+        if agent is not None:
+            self._check_known(agent)
         what = f"group {group!r}" if agent is None else f"agent {agent!r}"
         raise NeedsHostError(
             f"{what} is parked in a process only, and no host answers here; nothing was done; a "
@@ -297,8 +325,10 @@ class StoppedStore(StoppedRuns, StoppedSchedules, StoppedApprovals, StoppedOutbo
         """Refuse: a transcript is written by its agent's host only.
 
         Raises:
-            NeedsHostError: Always; nothing was rewound.
+            UnknownAgentError: No such agent in this store.
+            NeedsHostError: Always, otherwise; nothing was rewound.
         """
+        self._check_known(agent)
         what = "undo a rewind" if to is None else f"rewind to {to!r}"
         raise NeedsHostError(
             f"to {what} the transcript of {agent!r} takes its host, and none runs here; nothing "
@@ -310,8 +340,10 @@ class StoppedStore(StoppedRuns, StoppedSchedules, StoppedApprovals, StoppedOutbo
         """Refuse: a turn is ended by its agent's host only.
 
         Raises:
-            NeedsHostError: Always; nothing was done.
+            UnknownAgentError: No such agent in this store.
+            NeedsHostError: Always, otherwise; nothing was done.
         """
+        self._check_known(agent)
         what = "the open turn" if turn is None else f"turn {turn}"
         raise NeedsHostError(
             f"to cancel {what} of {agent!r} takes its host, and none runs here; nothing was done; "
@@ -323,8 +355,10 @@ class StoppedStore(StoppedRuns, StoppedSchedules, StoppedApprovals, StoppedOutbo
         """Refuse: which providers there are only a host knows.
 
         Raises:
-            NeedsHostError: Always; nothing was changed.
+            UnknownAgentError: No such agent in this store.
+            NeedsHostError: Always, otherwise; nothing was changed.
         """
+        self._check_known(agent)
         raise NeedsHostError(
             f"to choose a model for {agent!r} takes its host, and none runs here; nothing was "
             "done; start the host, then choose",
@@ -335,7 +369,8 @@ class StoppedStore(StoppedRuns, StoppedSchedules, StoppedApprovals, StoppedOutbo
         """Refuse: a transcript is written by its agent's host only.
 
         Raises:
-            NeedsHostError: Always; nothing was changed.
+            UnknownAgentError: No such agent in this store.
+            NeedsHostError: Always, otherwise; nothing was changed.
         """
         what = "take out" if blocks is None else "edit"
         raise self._needs_host(agent, f"{what} message {message!r}")
@@ -345,6 +380,7 @@ class StoppedStore(StoppedRuns, StoppedSchedules, StoppedApprovals, StoppedOutbo
         raise self._needs_host(agent, f"undo edit {edit}")
 
     def _needs_host(self, agent: str, what: str) -> NeedsHostError:
+        self._check_known(agent)
         return NeedsHostError(
             f"to {what} of the transcript of {agent!r} takes its host, and none runs here; nothing "
             "was done; start the host, then edit",
@@ -360,11 +396,7 @@ class StoppedStore(StoppedRuns, StoppedSchedules, StoppedApprovals, StoppedOutbo
         """
         row = self._store.get("agents", (agent,))
         if row is None:
-            raise UnknownAgentError(
-                f"no agent {agent!r} is in this store; nothing was done; see the status for the "
-                "names there are",
-                agent=agent,
-            )
+            raise unknown_agent(agent)
         return tuple(map(report_edit, read_edits(self._store, row.record.slot)))
 
     def quiesce(self, reason: str, within_s: float) -> QuiesceReport:

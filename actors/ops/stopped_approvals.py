@@ -15,8 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, Final, Literal
 
-from abeyance.actors.approval_verbs import read_note
-from abeyance.actors.domain.approvals import read_id, waiting_of
+from abeyance.actors.domain.approvals import read_id, read_note, waiting_of
 from abeyance.actors.domain.ingress import check_name
 from abeyance.actors.domain.slot_approvals import (
     decided,
@@ -52,14 +51,19 @@ class StoppedApprovals(ABC):
     @abstractmethod
     def _owner_guard(self, agent: str) -> Guard: ...
 
+    @abstractmethod
+    def _check_known(self, agent: str) -> None: ...
+
     def approvals(self, agent: str | None = None) -> tuple[ApprovalReport, ...]:
         """The calls that wait for a person, of one agent or of all.
 
         Raises:
             InvalidNameError: The filter is no name.
+            UnknownAgentError: It is no agent's.
         """
         if agent is not None:
             check_name(agent, "agent")
+            self._check_known(agent)
         names = [str(key[0]) for key, _ in self._store.scan("heads")] if agent is None else [agent]
         rows = [row for name in names for row in waiting_of(self._store, name)]
         return report_approvals(rows).approvals

@@ -84,7 +84,8 @@ async def test_a_call_that_needs_approval_waits_as_a_row_and_is_made_once_it_is_
         assert (row.id, row.agent, row.tool, row.input) == (FIRST, "ana", "pay", '{"amount": 7}')
         assert row.deadline_ms == row.asked_ms + 86_400_000
         assert runtime.approvals("ana") == (row,)
-        assert runtime.approvals("bo") == ()
+        with pytest.raises(UnknownAgentError):
+            runtime.approvals("bo")
         assert (pay.effects, world.tool_calls()) == ([], [])
         receipt = await runtime.approve(FIRST, requester="ops", note="go on")
         assert (receipt.id, receipt.state, receipt.by) == (FIRST, "approved", "api:ops")
@@ -530,7 +531,7 @@ async def test_a_malformed_id_note_or_requester_decides_nothing(
             for unknown in ("ana/1/1/1", "ana/9/1/0"):
                 with pytest.raises(UnknownApprovalError):
                     await verb(unknown, requester="ops")
-            with pytest.raises(UnknownAgentError):
+            with pytest.raises(UnknownApprovalError):
                 await verb("cy/1/1/0", requester="ops")
         assert [row.id for row in runtime.approvals()] == [FIRST]
 

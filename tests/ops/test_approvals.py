@@ -69,8 +69,8 @@ async def test_calls_are_listed_and_decided_by_the_command_line_through_their_ho
         assert await run("status", str(state)) == 0
         assert "ana on m: approval, until" in " ".join(capsys.readouterr().out.split())
         assert await runtime.release_provider_wait("ana", requester="ops")
-        assert await run("approve", str(state), "--agent", "bo", "--json") == 0
-        assert json.loads(capsys.readouterr().out) == {"approvals": []}
+        assert await run("approve", str(state), "--agent", "bo", "--json") == 1
+        assert json.loads(capsys.readouterr().out)["error"]["code"] == "unknown_agent"
         assert await run("approve", str(state), "--json") == 0
         (row,) = json.loads(capsys.readouterr().out)["approvals"]
         assert (row["id"], row["otherwise"], json.loads(row["input"])) == (

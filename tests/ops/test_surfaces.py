@@ -101,8 +101,9 @@ class Http(Door):
     async def waits(self, agent: Any) -> list[str] | str:
         answer = await self._ask("GET", "waits", params={"agent": agent})
         if answer.status_code != 200:
-            assert answer.status_code == 422
-            return answer.json()["error"]["field"]
+            error = answer.json()["error"]
+            assert answer.status_code == (422 if error["field"] else 404)
+            return error["field"] or error["code"]
         return [item["model"] for item in answer.json()["waits"]]
 
 
@@ -264,7 +265,7 @@ async def test_listing_refuses_a_malformed_filter_at_every_door(
     async with opened(state, door) as way:
         assert await way.waits(agent) == "agent"
         assert await way.waits("ana") == ["m1", "m2"]
-        assert await way.waits("nobody") == []
+        assert await way.waits("nobody") == "unknown_agent"
 
 
 # -- the admin gate ----------------------------------------------------------------------------
