@@ -66,7 +66,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """A message whose handler ended the incarnation.
+    """A message whose handler ended the incarnation, and which is not delivered again.
 
     Attributes:
         actor: Whose mailbox it was in.

@@ -36,22 +36,46 @@ STASHED: Final = -2
 NEVER: Final = float("inf")
 
 
+class Cause(NamedTuple):
+    """What the last handler of a message that is to be handled again came to.
+
+    Attributes:
+        error: What ended the incarnation.
+        incarnation: Which, from 1.
+        deliveries: How often a handler was started with it until then.
+    """
+
+    error: BaseException
+    incarnation: int
+    deliveries: int
+
+
 class Aged(int):
     """The deliveries of an envelope that was taken once and is to be handled again.
 
     An int like any other, which also knows since when its message waits, at most, by the clock of
-    ages. Those that were never taken carry no instant: that would be dearer than a tell.
+    ages, and what its handler crashed with, if it did. Those that were never taken carry neither:
+    that would be dearer than a tell.
     """
 
-    since: float
+    since: float = NEVER
+    cause: Cause | None = None
 
 
-def aged(envelope: Envelope, since: float) -> Envelope:
+def aged(envelope: Envelope, since: float, cause: Cause | None = None) -> Envelope:
     """Return an envelope that came after `since` as one that is to be handled again."""
     message, target, deliveries = envelope
     kept = Aged(deliveries)
-    kept.since = deliveries.since if isinstance(deliveries, Aged) else since
+    kept.since, kept.cause = since, cause
+    if isinstance(deliveries, Aged):
+        kept.since = deliveries.since
+        kept.cause = cause or deliveries.cause
     return (message, target, kept)
+
+
+def cause_of(deliveries: int) -> Cause | None:
+    """What the last handler crashed with, of a message with these deliveries; None if none did."""
+    return deliveries.cause if isinstance(deliveries, Aged) else None
 
 
 def since_of(lane: Iterable[Envelope] | None) -> float:

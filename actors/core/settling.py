@@ -7,6 +7,7 @@
 | owed a reply | dead letter, outcome unknown | back, before all others, uncounted | dead letter |
 | stashed | back, behind those owed, uncounted | the same | dead letter |
 | queued | stays | stays | dead letter |
+| back after a crash | – | stays | quarantined, with what its handler crashed with |
 
 Where a directive resumes, the message in flight is quarantined, and all others stay as they were.
 
@@ -16,8 +17,10 @@ or the reply was owed; `ActorDeadError` with a dead letter of an actor that stop
 Invariants:
     I1. Every path takes the envelope out of where it was before it settles its target.
     I2. A target that is settled already changes nothing here but the count.
+    I3. What a message's handler crashed with is not lost: it is handled, or quarantined with that.
 
-`bury`, `bury_one`, `drop` and `drop_internal` run on any thread, the rest on the loop thread.
+`bury`, `bury_one`, `drop`, `drop_internal` and `quarantine` run on any thread, the rest on the loop
+thread.
 """
 
 from __future__ import annotations
@@ -30,15 +33,18 @@ from .carried import bare
 from .deadletters import DeadLetter, Quarantined
 from .envelope import (
     ANSWER,
+    NEVER,
     REMIND,
     SETTLED,
     TELL,
     TIMER,
+    Cause,
     Envelope,
     Internal,
     Reminder,
     StopPill,
     aged,
+    cause_of,
     opened,
 )
 from .errors import (
@@ -115,10 +121,11 @@ def _settle_inflight(cell: Cell, error: BaseException) -> tuple[bool, bool]:
         since = taken_since(cell, envelope)
         counts = deliveries == 0
         deliveries = error.deliveries if isinstance(error, DeliveriesSpentError) else deliveries + 1
+        cause = Cause(error, cell.incarnation, deliveries)
         if deliveries < cell.actor_class.max_deliveries:
-            redelivered = aged((message, target, deliveries), since)
+            redelivered = aged((message, target, deliveries), since, cause)
         elif cell.actor_class.max_deliveries > 1 and cell.actor_class.past_deliveries == "park":
-            redelivered, poison = aged((message, target, 0), since), True
+            redelivered, poison = aged((message, target, 0), since, cause), True
         else:
             quarantine(cell, message, target, deliveries, error)
     _bring_back(cell, redelivered)
@@ -137,7 +144,9 @@ def _settle_inflight_internal(
     if deliveries < cell.actor_class.max_deliveries or parks:
         poison = deliveries >= cell.actor_class.max_deliveries
         assert cell.box.internal is not None
-        cell.box.internal.appendleft((kind, payload, incarnation, 0 if poison else deliveries))
+        cause = Cause(error, cell.incarnation, deliveries)
+        again = aged((payload, None, 0 if poison else deliveries), NEVER, cause)[2]
+        cell.box.internal.appendleft((kind, payload, incarnation, again))
         cell.box.urgent = True
         return counts, poison
     payload = bare(payload)
@@ -251,13 +260,13 @@ def bury(cell: Cell) -> None:
             bury_one(cell, envelope, "stopped")
     while box.internal:
         try:
-            kind, payload, incarnation, _ = box.internal.popleft()
+            kind, payload, incarnation, deliveries = box.internal.popleft()
         except IndexError:
             break
         if kind == TELL:
-            bury_one(cell, (payload, None, 0), "stopped")
+            bury_one(cell, (payload, None, deliveries), "stopped")
         else:
-            drop_internal(cell, kind, payload, incarnation)
+            drop_internal(cell, kind, payload, incarnation, cause_of(deliveries))
 
 
 def drop(cell: Cell, envelope: Envelope, reason: str) -> None:
@@ -292,15 +301,23 @@ def drop(cell: Cell, envelope: Envelope, reason: str) -> None:
         )
 
 
-def drop_internal(cell: Cell, kind: int, payload: Any, incarnation: int) -> None:
-    """Count an item that nobody will handle; a fact becomes a dead letter. Any thread."""
+def drop_internal(
+    cell: Cell, kind: int, payload: Any, incarnation: int, cause: Cause | None = None
+) -> None:
+    """Count an item that nobody will handle; a fact becomes a dead letter. Any thread.
+
+    Of a fact that crashed its handler the cause is kept, in the quarantine.
+    """
     payload = bare(payload)
     with cell.system.lock:
         cell.dropped += 1
     if kind == REMIND:
         cell.system.reminders.undelivered(payload)
     elif kind == ANSWER and not incarnation:
-        cell.system.dead_letters.record(_letter(cell, payload[1], "fact_undelivered"))
+        if cause is None:
+            cell.system.dead_letters.record(_letter(cell, payload[1], "fact_undelivered"))
+        else:
+            _quarantine(cell, payload[1], cause)
 
 
 def bury_one(cell: Cell, envelope: Envelope, reason: str) -> None:
@@ -309,6 +326,10 @@ def bury_one(cell: Cell, envelope: Envelope, reason: str) -> None:
         assert target is not None
         cell.box.count_pill(-1)
         target._answer(None)
+        return
+    cause = cause_of(envelope[2])
+    if cause is not None:
+        quarantine(cell, message, target, cause.deliveries, cause.error, cause.incarnation)
         return
     count_dead(cell, message, reason)
     if target is not None:
@@ -349,28 +370,41 @@ def _forget_act(cell: Cell, message: Any) -> None:
 
 
 def quarantine(
-    cell: Cell, message: Any, target: Target | None, deliveries: int, error: BaseException
+    cell: Cell,
+    message: Any,
+    target: Target | None,
+    deliveries: int,
+    error: BaseException,
+    incarnation: int | None = None,
 ) -> None:
-    """Keep a message out of its mailbox; its asker gets the error."""
-    message, origin = opened(message)
-    cell.quarantined += 1
-    _forget_act(cell, message)
-    cell.system.quarantine.record(
-        Quarantined(
-            cell.key,
-            message,
-            error,
-            cell.incarnation,
-            deliveries,
-            cell.system.clock.now_ms(),
-            origin=origin,
-        )
-    )
+    """Keep a message out of its mailbox; its asker gets the error. Any thread.
+
+    Args:
+        cell: Whose it was.
+        message: Which.
+        target: Its asker, if any.
+        deliveries: How often a handler was started with it.
+        error: What ended the incarnation.
+        incarnation: Which; None is the one that ends now.
+    """
+    _quarantine(cell, message, Cause(error, incarnation or cell.incarnation, deliveries))
     if target is not None:
         if isinstance(error, ActorKilledError):
             target._fail(outcome_unknown(cell, message))
         else:
             target._fail(error)
+
+
+def _quarantine(cell: Cell, message: Any, cause: Cause) -> None:
+    message, origin = opened(message)
+    with cell.system.lock:
+        cell.quarantined += 1
+    _forget_act(cell, message)
+    at_ms = cell.system.clock.now_ms()
+    error, incarnation, deliveries = cause
+    cell.system.quarantine.record(
+        Quarantined(cell.key, message, error, incarnation, deliveries, at_ms, origin=origin)
+    )
 
 
 def outcome_unknown(cell: Cell, message: Any) -> OutcomeUnknownError:

@@ -118,6 +118,123 @@ async def test_message_in_flight_at_a_crash_comes_back_first_at_least_once(autoj
         assert entry.deliveries == 3
 
 
+LANES = ["tell", "tell_internal", "ask"]
+
+
+@pytest.mark.parametrize("lane", LANES)
+async def test_message_that_crashed_an_actor_which_then_ends_keeps_its_cause(lane, autojump_clock):
+    async with ActorSystem() as system:
+        ref = system.start(Again)  # Nobody starts it again, so it has no second delivery.
+        if lane == "ask":
+            with pytest.raises(ActorCrashError, match="crash"):
+                await ref.ask("crash")
+        else:
+            getattr(ref, lane)("crash")
+            ref.tell("behind")
+        await trio.sleep(1)
+        [entry] = system.quarantine.entries
+        assert (entry.message, entry.incarnation, entry.deliveries) == ("crash", 1, 1)
+        assert "in on_receive" in entry.traceback
+        left = [] if lane == "ask" else [("behind", "stopped")]
+        assert [(x.message, x.reason) for x in system.dead_letters.entries] == left
+        assert ref.statistics().quarantined == 1
+
+
+async def test_message_that_killed_an_actor_which_then_ends_keeps_its_cause(autojump_clock):
+    async with ActorSystem() as system:
+        ref = system.start(Again)
+        asked = ref.ask("sleep", block=False)
+        await wait_all_tasks_blocked()
+        ref.kill()
+        with pytest.raises(OutcomeUnknownError):
+            await asked
+        [entry] = system.quarantine.entries
+        assert (entry.message, type(entry.error)) == ("sleep", ActorKilledError)
+        assert not system.dead_letters.entries
+
+
+@pytest.mark.parametrize("lane", ["tell", "tell_internal"])
+async def test_message_that_waits_to_be_handled_again_keeps_its_first_cause(lane, autojump_clock):
+    class FailsToStart(Again):
+        max_deliveries = 9
+
+        def on_start(self):
+            self.kept["seen"].append("start")
+            if self.kept["seen"].count("start") > 1:
+                raise OSError("no start")
+
+    async with ActorSystem() as system:
+        group = await system.start_supervisor(
+            SupervisorSpec(
+                "group",
+                children=(ChildSpec("a", FailsToStart),),
+                intensity=2,
+                on_exhausted="park",
+                backoff=Backoff(0.05),
+            )
+        )
+        ref = group.refs["a"]
+        getattr(ref, lane)(("boom", 1))
+        await trio.sleep(5)
+        assert group.state == "parked"
+        assert not system.quarantine.entries
+        await group.stop()
+        [entry] = system.quarantine.entries
+        assert (entry.message, entry.incarnation, entry.deliveries) == (("boom", 1), 1, 1)
+        assert isinstance(entry.error, ValueError)
+
+
+async def test_stashed_message_that_had_crashed_an_earlier_incarnation_keeps_its_cause(
+    autojump_clock,
+):
+    class Stashes(TrioActor):
+        max_deliveries = 3
+
+        def on_receive(self, message):
+            if self.incarnation == 1:
+                raise ValueError("first")
+            self.stash()
+
+    async with ActorSystem() as system:
+        ref = await supervised(system, Stashes)
+        ref.tell("x")
+        await trio.sleep(1)
+        assert not system.quarantine.entries
+    [entry] = system.quarantine.entries
+    assert (entry.message, str(entry.error), entry.incarnation) == ("x", "first", 1)
+
+
+async def test_fact_that_crashed_an_actor_which_then_ends_keeps_its_cause(autojump_clock):
+    class Fails(Again):
+        async def on_receive(self, message):
+            self.pipe(trio.lowlevel.checkpoint, tag="fact", fact=True)
+
+        def on_answer(self, answer):
+            raise ValueError(answer.tag)
+
+    async with ActorSystem() as system:
+        system.start(Fails).tell("go")
+        await trio.sleep(1)
+        [entry] = system.quarantine.entries
+        assert (str(entry.error), entry.message.tag, entry.deliveries) == ("fact", "fact", 1)
+        assert not system.dead_letters.entries
+
+
+async def test_ask_that_expires_before_it_is_handled_again_keeps_its_cause(autojump_clock):
+    async with ActorSystem() as system:
+        group = await system.start_supervisor(
+            SupervisorSpec(
+                "group", children=(ChildSpec("a", Again),), intensity=99, backoff=Backoff(50, 50)
+            )
+        )
+        ref = group.refs["a"]
+        with pytest.raises(AskTimeoutError):
+            await ref.ask("crash", timeout=5)
+        await trio.sleep(200)
+        [entry] = system.quarantine.entries
+        assert (entry.message, entry.incarnation) == ("crash", 2)
+
+
 async def test_crashes_of_a_redelivered_message_count_once_towards_the_intensity(autojump_clock):
     async with ActorSystem() as system:
         ref = await supervised(system, Again, intensity=1, on_exhausted="park")

@@ -14,6 +14,7 @@ from abeyance.actors.core import (
     Backoff,
     ChildSpec,
     MailboxFullError,
+    OutcomeUnknownError,
     SupervisorSpec,
     TrioActor,
 )
@@ -442,7 +443,7 @@ async def test_message_that_a_shielded_handler_stashed_is_a_dead_letter_when_its
             assert system.dead_letters.counts == {"stopped": 1}
 
 
-async def test_message_that_a_shielded_handler_was_to_get_again_is_a_dead_letter_at_its_end():
+async def test_message_that_a_shielded_handler_was_to_get_again_is_quarantined_at_its_end():
     class Shielded(OpensAgain):
         async def on_receive(self, message):
             with trio.CancelScope(shield=True):
@@ -457,9 +458,9 @@ async def test_message_that_a_shielded_handler_was_to_get_again_is_a_dead_letter
         ref.kill()
         ref._cell._end(None)
         release.set()
-        with pytest.raises(ActorDeadError):
+        with pytest.raises(OutcomeUnknownError):
             await asked
-        assert (ref._box.held, accounted(ref)) == (0, 1)
+        assert (ref._box.held, accounted(ref), system.quarantine.total) == (0, 1, 1)
 
 
 @pytest.mark.parametrize("verb", ["stash", "unstash_all", "later", "take_run"])
