@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import logging
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -147,3 +148,46 @@ async def test_records_of_an_actor_name_it(caplog: pytest.LogCaptureFixture) -> 
     assert records
     assert {record.actor for record in records} == {"ana"}  # type: ignore[attr-defined]
     assert all(record.getMessage().isprintable() for record in records)
+
+
+def test_each_logger_that_the_page_names_is_one_that_is_written_to() -> None:
+    page = (ROOT / "docs" / "logging.md").read_text(encoding="utf-8")
+    modules = {
+        ".".join(("abeyance", *path.relative_to(ROOT).with_suffix("").parts))
+        for path in sources()
+        if "Log(__name__)" in path.read_text(encoding="utf-8")
+    }
+    written_to = modules | {"abeyance.core"}
+    named = set(re.findall(r'getLogger\("([\w.]+)"\)', page))
+    assert named
+    for name in named:
+        assert any(each == name or each.startswith(f"{name}.") for each in written_to), name
+
+
+CRASHES = """
+import logging, sys, trio
+from abeyance.actors import ActorSystem, TrioActor
+
+class Falls(TrioActor):
+    def on_receive(self, message):
+        raise RuntimeError("boom")
+
+async def main():
+    async with ActorSystem() as system:
+        ref = system.start(Falls)
+        ref.tell("go")
+        await trio.testing.wait_all_tasks_blocked()
+
+import trio.testing
+if sys.argv[1:]:
+    logging.basicConfig()
+trio.run(main)
+"""
+
+
+@pytest.mark.parametrize("configured", [False, True])
+def test_a_crash_is_printed_where_the_host_has_a_handler_and_nowhere_else(configured: bool) -> None:
+    given = [sys.executable, "-c", CRASHES, *(["yes"] if configured else [])]
+    done = subprocess.run(given, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert ("boom" in done.stderr) is configured
