@@ -19,7 +19,7 @@ import re
 from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
 from zoneinfo import ZoneInfo
 
-from .grammar import instant
+from .grammar import http_date, instant
 
 DAY_MS = 86_400_000
 
@@ -56,6 +56,12 @@ _WHEN = re.compile(
     """,
     re.IGNORECASE | re.ASCII | re.VERBOSE,
 )
+_OBSOLETE = re.compile(
+    r"(?:mon|tues|wednes|thurs|fri|satur|sun)day, [0-9]{2}-[a-z]{3}-[0-9]{2} [0-9:]{8}"
+    r" (?:GMT|UTC)\b",
+    re.IGNORECASE | re.ASCII,
+)
+"""The HTTP date of RFC 850, in a sentence."""
 _DAY_BEHIND = re.compile(
     rf"(?:,?[ \t]{{1,3}}(?:on[ \t]{{1,3}})?)(?:{_DAY})(?![\w:])(?![ \t]{{0,3}}(?:at\b|[0-9]))",
     re.IGNORECASE | re.ASCII | re.VERBOSE,
@@ -136,6 +142,9 @@ def leading_moment(
         # One that passed may as well be another number.
         known = at_ms is not None and received_ms is not None and at_ms >= received_ms
         return (int(at_ms or 0), counted.end()) if known else None
+    if (obsolete := _OBSOLETE.match(text, position)) is not None:
+        dated = http_date(obsolete[0], received_ms=received_ms)
+        return None if dated is None else (int(dated), obsolete.end())
     match = _LOCAL.match(text, position) or _WHEN.match(text, position)
     if match is None:
         return None

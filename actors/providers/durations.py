@@ -104,6 +104,27 @@ _WORDED_TERM = re.compile(
     rf"(half{_GAP}an?|an?|{_SPELLED}){_GAP}({_WORDED_UNIT}){_UNIT_END}",
     re.IGNORECASE,
 )
+_PARTS = {"half": (1, 2), "quarter": (1, 4), "third": (1, 3),
+          "¼": (1, 4), "½": (1, 2), "¾": (3, 4), "⅓": (1, 3), "⅔": (2, 3)}  # fmt: skip
+_PART = rf"(?:(an?|one|two|three)(?:{_GAP}|-))?(half|quarter|third)s?"
+_FRACTION = re.compile(
+    # `1½ hours`, `½ h`; `1 1/2 hours`, but no `1/2 hours`, which may be a choice.
+    rf"(?:({_GROUPED}){_BLANKS})?([¼½¾⅓⅔]){_BLANKS}(?:of{_GAP}an?{_GAP})?({_UNIT}){_UNIT_END}"
+    rf"|({_GROUPED})[ ]([1-9])[/\u2044]([1-9]){_BLANKS}({_UNIT}){_UNIT_END}",
+    re.IGNORECASE,
+)
+_WORDED_FRACTION = re.compile(
+    # `two and a half hours`; `a quarter of an hour`, `three quarters of an hour`, `a half hour`.
+    rf"(?<![\w-])(?:({_GROUPED}|{_SPELLED}){_GAP}and{_GAP}{_PART}{_GAP}({_WORDED_UNIT})"
+    rf"|(?<!and[ ])(?:(an?|one|two|three)(?:{_GAP}|-))?(half|quarter)s?{_GAP}(?:of{_GAP}an?{_GAP})?"
+    rf"({_WORDED_UNIT})){_UNIT_END}",
+    re.IGNORECASE,
+)
+_AND_A_PART = re.compile(
+    rf"{_GAP}and{_GAP}{_PART}(?!\w)(?!{_GAP}(?:of{_GAP})?(?:an?{_GAP})?{UNIT}{WORD_END})",
+    re.IGNORECASE | re.VERBOSE,
+)
+"""Behind a unit: `an hour and a half`."""
 _AND = re.compile(rf"{_BLANKS}(?:,{_BLANKS}and\b|,|and\b)?{_BLANKS}", re.IGNORECASE)
 _JOIN = re.compile(
     rf"{_BLANKS}(?:<br ?/?>|\.{{1,3}}|[&+;:/\u2026\u00b7\u2022\u3001\uff0c\u2010-\u2015-]|[零又]"
@@ -288,17 +309,56 @@ def _next_term(text: str, position: int, last_ns: int) -> _Term | None:
 
 
 def _term(text: str, position: int) -> _Term | None:
-    """A number, in digits or in words, with its unit."""
+    """A number, in digits or in words, with its unit; and the part of one that is told behind."""
+    term = _whole_term(text, position)
+    behind = None if term is None else _AND_A_PART.match(text, term.end)
+    # Of `half an hour and a half` nobody knows what is meant.
+    if term is None or behind is None or term.length * 1_000_000 % term.unit_ns:
+        return term
+    part = _part(behind[1], behind[2], term.unit_ns)
+    return _Term(term.length + part, term.unit_ns, behind.end())
+
+
+def _whole_term(text: str, position: int) -> _Term | None:
     match = _TERM.match(text, position)
     if match is not None and (unit_ns := _unit_named(match[3])):
         fraction = match[2] or ""
         length = scaled(match[1].replace(",", "") + fraction, -len(fraction), unit_ns)
         return _Term(length, unit_ns, match.end())
+    match = _FRACTION.match(text, position)
+    if match is not None:
+        unit_ns = _unit_named(match[3] or match[7])
+        whole = scaled((match[1] or match[4] or "0").replace(",", ""), 0, unit_ns)
+        parts = _PARTS[match[2]] if match[2] else (int(match[5]), int(match[6]))
+        return _Term(whole + _share(*parts, unit_ns), unit_ns, match.end())
+    match = _WORDED_FRACTION.match(text, position)
+    if match is not None:
+        number, many, part, unit, many_alone, part_alone, unit_alone = match.groups()
+        unit_ns = _unit_named(unit or unit_alone)
+        part_ms = _part(many or many_alone, part or part_alone, unit_ns)
+        return _Term(_counted(number, unit_ns) + part_ms, unit_ns, match.end())
     match = _WORDED_TERM.match(text, position)
     if match is None:
         return None
     unit_ns = _unit_named(match[2])
     return _Term(_worded(match[1], unit_ns), unit_ns, match.end())
+
+
+def _counted(number: str | None, unit_ns: int) -> Milliseconds:
+    if number is None:
+        return 0
+    digits = number.replace(",", "")
+    return scaled(digits, 0, unit_ns) if digits.isdecimal() else _worded(number, unit_ns)
+
+
+def _part(many: str | None, part: str, unit_ns: int) -> Milliseconds:
+    times = 1 + ("two", "three").index(many.lower()) + 1 if many and many[0] in "tT" else 1
+    of, whole = _PARTS[part.lower()]
+    return _share(times * of, whole, unit_ns)
+
+
+def _share(of: int, whole: int, unit_ns: int) -> Milliseconds:
+    return -(-of * unit_ns // (whole * 1_000_000))
 
 
 def _worded(count: str, unit_ns: int) -> Milliseconds:

@@ -57,7 +57,7 @@ _MORE = re.compile(
   | (?:[^\S\n]|[,:;&+/·–—-]){{0,4}}+{_ALSO} \d[\d.]*(?![\d.]|[^\S\n]{{0,3}}[^\W\d_])
   | [.]\d
   # Of each of several, or so many times: how many there are is not told, or not counted here.
-  | [^\S\n]{{0,3}}(?:[×✕✖∗⋅^²³]|(?<!\*)\*(?!\*)|x[ ]?(?=\d|the\b|number\b|N\b))
+  | [^\S\n]{{0,3}}[(\[]?(?:[×✕✖∗⋅^²³]|(?<!\*)\*(?!\*)|x[ ]?(?=\d|the\b|number\b|N\b))
   | [^\S\n]?/[^\S\n]?(?:requests?|calls?|attempts?|messages?|tokens?|images?|quer(?:y|ies)|prompts?
       |users?|keys?|retry|tries)\b
   | /(?=[a-z])
@@ -66,7 +66,13 @@ _MORE = re.compile(
       |tomorrow\b|next\b|(?:mon|tues?|wed(?:nes)?|thu(?:rs)?|fri|sat(?:ur)?|sun)(?:day)?\b
       |(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]{{0,6}}\b)
   | [^\S\n]{{1,3}}(?:(?:for|with|after|at)[^\S\n]{{1,3}})?(?:per|each|every|apiece)\b
-  | ,?[^\S\n]{{1,3}}(?:times|multiplied|squared|cubed|doubl\w{{1,4}}|twice)\b
+  | [^\S\n]{{0,3}}[(\[,;:–—-][^\S\n]{{0,3}}(?:(?:for|with|after|at)[^\S\n]{{1,3}})?
+      (?:per|each|every|apiece)\b
+      (?![ -]{UNIT}[ ](?:\w+[ ])?(?:limit|quota|window|rate|budget|cap|allowance)s?\b)
+  | [^\S\n]{{1,3}}an?[^\S\n]{{1,3}}(?:\w+[^\S\n])?(?:request|call|attempt|message|token|image|query
+      |prompt|user|key|item|job)\b
+  | (?:,?[^\S\n]{{1,3}}|[^\S\n]{{0,3}}[(\[])
+      (?:times|multiplied|squared|cubed|doubl\w{{1,4}}|twice)\b
     """,
     re.IGNORECASE | re.VERBOSE,
 )

@@ -107,7 +107,7 @@ def test_of_a_range_the_far_end_is_read_or_nothing(
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("1 hour and a half", None),
+        ("1 hour and a half", 90 * MINUTE),
         ("1 hour, then 30 minutes", 90 * MINUTE),
         ("1 Min. 30 Sek.", None),
         ("1 day/2 hours", 26 * HOUR),

@@ -28,12 +28,14 @@ _SUBJECT = (
     r"(?:5[ -]?hour|five[ -]hour|session|weekly|daily|monthly|opus(?: weekly)?|sonnet(?: weekly)?"
     r"|weekly (?:opus|sonnet)|usage|spend|fast)"
 )
+_OF_A_MODEL = r"\ ?(?:for|on|of|with)\ (?:all\ )?(?:claude\ )?(?:opus|sonnet|haiku)\b"
 _LIMIT = re.compile(
     rf"""
       claude\ (?:ai\ )?(?:pro\ |max\ )?usage\ limit\ reached(?:\|(?P<epoch>[0-9]{{1,20}}))?
     | (?<!\bif\ )(?<!\bonce\ )(?<!\bwhen\ )\byou(?:'ve|\ have)?\ (?:hit|reached|exceeded)
-      \ (?:your|the)\ (?:[\w.-]+\ ){{0,3}}limit\b
-    | \b{_SUBJECT}(?:\ usage)?\ limit\ (?:has\ been\ )?(?:reached|exceeded)\b
+      \ (?:your|the)\ (?:[\w.-]+\ ){{0,3}}limit\b(?:{_OF_A_MODEL})?
+    | \b{_SUBJECT}(?:\ usage)?\ limit\ (?:{_OF_A_MODEL}\ )?(?:has\ been\ )?(?:reached|exceeded)\b
+      (?:{_OF_A_MODEL})?
     | (?<![\w-]\ )\blimit\ reached(?=\ [·∙•]\ resets\ )   # Of no limit in particular.
     | (?<!\bif\ )(?<!\bonce\ )(?<!\bwhen\ )\byou(?:'re|\ are)\ (?:now\ )?out\ of
       \ (?:extra\ usage|usage\ credits|usage|credits)\b
@@ -43,6 +45,7 @@ _LIMIT = re.compile(
 _WINDOWS = (
     (re.compile(r"\bopus\b", re.IGNORECASE), "seven_day_opus", 7 * DAY_MS),
     (re.compile(r"\bsonnet\b", re.IGNORECASE), "seven_day_sonnet", 7 * DAY_MS),
+    (re.compile(r"\bweekly\b.*\bhaiku\b", re.IGNORECASE), "seven_day_haiku", 7 * DAY_MS),
     (re.compile(r"\bweekly\b", re.IGNORECASE), "seven_day", 7 * DAY_MS),
     (
         re.compile(r"5[ -]?hour|five[ -]hour|\bsession\b", re.IGNORECASE),

@@ -61,9 +61,15 @@ _TIME = re.compile(
       | \b(?:indefinitely|permanently|forever|until{_GAP}further{_GAP}notice)\b
       | \b(?:twice|double|triple|thrice|times){_GAP}(?:that|this|as|the)\b
       | \bhalf{_GAP}an?{_GAP}(?:minute|hour|day|week|month)\b
+      | \b(?:another|(?:an?{_GAP})?(?:additional|further|extra)){_GAP}
+        (?:second|minute|hour|day|week|month)\b
     )
   | (?P<counted>
-        (?<![a-z0-9_.])\d(?:[.,'’]?\d){{0,40}}+[ \t\n\u00a0]{{0,3}}-?{UNIT}
+        (?<![a-z0-9_.])\d(?:[.,'’]?\d){{0,40}}+[ \t\n\u00a0]{{0,3}}(?:[¼½¾⅐-⅞][ ]?)?-?{UNIT}
+      | (?<!\d)(?<!\d[ ])[¼½¾⅐-⅞][ ]?{UNIT}
+      | (?:{COUNT_WORD}|(?<![\w.])\d{{1,9}})[ ]and[ ](?:an?|one|two|three)[ ]
+        (?:half|quarter|third)s?[ ]{UNIT}
+      | \b(?:an?|one|two|three)[ -](?:half|quarter)s?[ ](?:of[ ]an?[ ])?{UNIT}
       | \bPT?\d
       | (?!a[ ]sec|十分(?![钟鐘])){COUNT_WORD}[ \t\n-]{{0,3}}(?=[a-z]{{3}}|[^\x00-\x7f]){UNIT}
     ))
@@ -110,6 +116,11 @@ _ADDED = re.compile(
     r"|added|adds?|followed)\b|\+",
     re.IGNORECASE,
 )
+_ON_TOP = re.compile(
+    r"\b(?:then|plus|and|after (?:that|which)|afterwards|thereafter|followed by)\b[^.!?]{0,20}"
+    r"\b(?:another|additional|further|extra)[ ]\Z",
+    re.IGNORECASE,
+)
 _OF_A_WAIT = re.compile(
     r"\A\W{0,8}(?:or|but|if|otherwise|however|unless|else|for|once|when|after|until|in|at|note|on"
     r"|(?:the[ \t])?(?:daily|weekly|monthly|hourly))\b"
@@ -129,6 +140,8 @@ class Tie(Enum):
     """An alternative or a condition of it: the longer of both is meant."""
     LOOSE = "loose"
     """It may be one. If it is longer, or cannot be read, the wait is not known."""
+    ADDED = "added"
+    """It is on top of the wait, whose length is not known then."""
 
 
 class Further(NamedTuple):
@@ -176,7 +189,9 @@ def further_times(words: str, leads: Sequence[int], told: Sequence[Span]) -> Ite
         if last_lead >= start:
             joined = _JOINED.search(between) is not None and _ADDED.search(between) is None
             if time["described"] is None or _CHOICE.search(between) is not None:
-                yield Further(*time.span(), Tie.JOINED if joined else Tie.LOOSE, readable)
+                added = time["counted"] is not None and _ON_TOP.search(between) is not None
+                tie = Tie.ADDED if added else Tie.JOINED if joined else Tie.LOOSE
+                yield Further(*time.span(), tie, readable)
         elif next_lead < end:
             if _CHOICE.search(words, time.end(), min(next_lead + 1, time.end() + 200)):
                 yield Further(*time.span(), Tie.LOOSE, readable)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..stated import WaitKind, WaitScope
 from . import google
 from .response import Response
-from .table import KindRow, Reading
+from .table import KindRow, Reading, worded
 
 
 def recognises(response: Response) -> bool:
@@ -40,7 +40,20 @@ READING = Reading(
             lambda response: "MODEL_CAPACITY_EXHAUSTED" in google.reasons(response),
             WaitScope.MODEL,
         ),
-        *google.KINDS,
+        *google.ERRORS,
+        worded(
+            r"exhausted your (?:daily )?(?:capacity|quota) on this model"
+            r"|(?:usage|quota) limit reached for (?!all\b)[\w.-]+",
+            "exhausted your capacity on this model, usage limit reached for …",
+            kind=WaitKind.QUOTA_EXHAUSTED,
+            scope=WaitScope.MODEL,
+        ),
+        worded(
+            r"(?:usage|quota) limit reached for all\b|reached your daily (?:\w+ )?quota",
+            "usage limit reached for all … models, reached your daily quota",
+            kind=WaitKind.QUOTA_EXHAUSTED,
+        ),
+        google.LINE,
     ),
     google.UNTILS,
     recognises,

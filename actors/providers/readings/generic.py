@@ -49,14 +49,14 @@ FIELD_INSTANTS = ("resets_at", "reset_at", "resetsAt", "resetAt", "retry_at", "r
 
 
 _DATE_COMMA = r"(?<!\bmon)(?<!\btue)(?<!\bwed)(?<!\bthu)(?<!\bfri)(?<!\bsat)(?<!\bsun)(?<!day)"
-_MERGED = re.compile(rf"{_DATE_COMMA},[ \t]+", re.IGNORECASE)
+_MERGED = re.compile(rf"{_DATE_COMMA},(?:[ \t]+|(?![0-9]{{1,3}}(?![0-9])))", re.IGNORECASE)
 
 
 def each_of(value: str, read: Callable[[str], Statement | None]) -> Iterator[Statement]:
     """What a line states: as one, or as the several that a proxy merged into it (RFC 9110 5.3).
 
-    Nothing where one of them cannot be read: it may be the longest. A comma without a blank may
-    stand for a point, or in a number.
+    Nothing where one of them cannot be read: it may be the longest. A comma with no blank and up to
+    three digits behind it may stand for a point, or in a number; any other separates.
     """
     whole = read(value)
     if whole is not None:

@@ -13,7 +13,7 @@ from ..windows import UsageWindow
 from . import openai
 from .generic import UNTILS, in_header
 from .response import Response, Statement, usage_window
-from .table import KindRow, Reading, UntilRow, named, worded
+from .table import KindRow, Reading, UntilRow, line_of_a_limit, named, says_reached, worded
 
 _USAGE = "x-usage-ratelimit-"
 _WAIT = re.compile(r"\b(?:wait|try again in) {1,3}", re.IGNORECASE)
@@ -31,9 +31,10 @@ def _quota_header(response: Response) -> bool:
 
 def _hours(response: Response) -> bool:
     """Whether the words state an hour or more: as long is a usage window, never a rate."""
-    return "rate-limit" in response.words.lower() and any(
-        (found := leading_duration(response.words, lead.end())) is not None and found[0] >= _HOUR_MS
-        for lead in _WAIT.finditer(response.words)
+    words = response.words
+    return ("rate-limit" in words.lower() or says_reached(words)) and any(
+        (found := leading_duration(words, lead.end())) is not None and found[0] >= _HOUR_MS
+        for lead in _WAIT.finditer(words)
     )
 
 
@@ -111,6 +112,12 @@ READING = Reading(
             kind=_QUOTA,
             scope=WaitScope.ACCOUNT,
         ),
+        worded(
+            r"(?:hit|reached|exceeded) the rate limit for this model",
+            "hit the rate limit for this model",
+            kind=WaitKind.RATE_LIMITED,
+            scope=WaitScope.MODEL,
+        ),
         KindRow(
             "words",
             "rate-limited, with a wait of an hour or more (no rate lasts as long)",
@@ -133,6 +140,7 @@ READING = Reading(
             kind=WaitKind.RATE_LIMITED,
         ),
         *openai.KINDS,
+        line_of_a_limit(WaitKind.RATE_LIMITED),
     ),
     (
         *UNTILS,

@@ -11,7 +11,7 @@ from ..grammar import Milliseconds, instant, number
 from ..stated import WaitKind, WaitScope
 from .generic import EXPLICIT, SAID, WINDOWS, objects_of, quoted
 from .response import Response, Statement, after
-from .table import KindRow, UntilRow, worded
+from .table import KindRow, UntilRow, line_of_a_limit, worded
 
 _LIMIT_VALUE = re.compile(r"\blimit: ([0-9]+)")
 _TYPE = "type.googleapis.com/google.rpc."
@@ -175,7 +175,9 @@ UNAVAILABLE = KindRow(
     WaitKind.OVERLOADED,
     lambda response: "unavailable" in response.names,
 )
-KINDS = (NEVER, DAILY, NO_CREDIT, BUSY, RATE, UNAVAILABLE)
+ERRORS = (NEVER, DAILY, NO_CREDIT, BUSY, RATE, UNAVAILABLE)
+LINE = line_of_a_limit(WaitKind.RATE_LIMITED)
+KINDS = (*ERRORS, LINE)
 _SAID = UntilRow(
     SAID.where,
     SAID.what,

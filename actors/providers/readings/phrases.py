@@ -54,6 +54,40 @@ _RESET = re.compile(
     r"|(?:将在|将于|请在|请于)[ \t]{0,3}",
     re.IGNORECASE,
 )
+_IN_FRONT = re.compile(
+    r"(?:\A|(?<=[.!?:;,(·—–\n-])|(?<=[.!?:;,·—–-]\s)|(?<=\bplease\s)|(?<=\band\s)|(?<=\bbut\s)"
+    r"|(?<=\bor\s)|(?<=\bthen\s))(?:in|after)[ \t\n]{1,3}"
+    r"(?=[0-9~½¼¾a-z])",
+    re.IGNORECASE,
+)
+_WHAT_FOR = re.compile(
+    rf""",?{_GAP}(?:please{_GAP})?
+    (?: (?:(?:you|we|it|they|requests?|calls?|messages?|access|service
+          |(?:your|the){_GAP}(?:[\w-]{{1,20}}{_GAP}){{0,2}}[\w-]{{1,20}}){_GAP})
+        (?:(?:can|may|will|should|could|is|are)(?:{_GAP}(?:then|be|once|now|able|to)){{0,4}}{_GAP})?
+    )?
+    (?: (?:re)?try(?:{_GAP}(?:again|(?:your|the|this){_GAP}request)){{0,2}}
+      | send(?:{_GAP}\w{{1,12}}){{0,2}}{_GAP}again | continue | resume[sd]?
+      | resets? | renews? | refreshe?s? | restored | replenished | lifted | unlocked | unblocked
+      | (?:available|allowed|accepted|possible)(?:{_GAP}again)? )
+    (?=[ \t]{{0,3}}(?:[.,;:!?)\n]|\Z|(?:or|and|but|unless|otherwise)\b))
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+"""Behind a duration that stands in front: `in 2 hours you can try again`. What has a time of its
+own behind it is told by that."""
+_FROM_NOW = re.compile(rf"{_GAP}(?:from{_GAP}now|later|hence)\b", re.IGNORECASE)
+_QUEUED = r"(?:queued?|pending|waiting|ahead|in[ ]line|before[ ]you)"
+_MULTIPLIED = re.compile(
+    rf"\bmultipl(?:y|ied)\b"
+    rf"|\b(?:per|for[ ](?:each|every))[ ](?:\w{{1,12}}[ ]){{0,3}}?{_QUEUED}\b"
+    rf"|\bfor[ ](?:each|every)[ ][^.!?\n]{{1,40}}[,:][ ](?:please[ ])?\Z",
+    re.IGNORECASE,
+)
+"""Words that make of a wait one for each of so many: how many is not told."""
+_ANOTHER = re.compile(
+    rf"(?:yet{_GAP})?(?:an?{_GAP})?(?:another|additional|further|extra|more)\b", re.IGNORECASE
+)
 _NO_UNIT = re.compile(r"[0-9][0-9.,]*(?=\s*(?:\Z|[.;!?)]|(?:or|and|but|before)\b))")
 """`try again in 600`. Of what, is not said, and none is guessed."""
 
@@ -85,6 +119,10 @@ def stated_times(
             raw = words[lead.start() : wait[1]].strip()
             return after(response, wait[0], source, raw), wait[1]
         if "m" in kinds:
+            wait = leading_duration(words, start)
+            if wait is not None and (now := _FROM_NOW.match(words, wait[1])) is not None:
+                raw = words[lead.start() : now.end()].strip()
+                return after(response, wait[0], source, raw), now.end()
             moment = leading_moment(
                 words, start, received_ms=response.received_ms, zone=zone, within_ms=within_ms
             )
@@ -102,10 +140,17 @@ def stated_times(
                 told.append((lead.end(), found[1]))
             elif kinds == "d" and _NO_UNIT.match(words, lead.end()) is not None:
                 return
-    if not leads:
-        return
+    for lead in _IN_FRONT.finditer(words):
+        wait = leading_duration(words, lead.end())
+        if wait is not None and (what := _WHAT_FOR.match(words, wait[1])) is not None:
+            leads.append(lead)
+            raw = words[lead.start() : what.end()]
+            stated.append(after(response, wait[0], f"text:{lead[0].strip().lower()}", raw))
+            told.append((lead.end(), wait[1]))
     leads.sort(key=lambda lead: lead.start())
     told.sort()
+    if not leads or _multiplied(words, leads) or _added(words, told):
+        return
     longest = max((one.at_ms for one in stated), default=0)
     last, of = leads[0], iter([*leads[1:], None])
     upcoming, covered = next(of), 0
@@ -120,12 +165,25 @@ def stated_times(
                 continue
             return
         covered = found[1]
+        if time.tie is Tie.ADDED:
+            return
         if found[0].at_ms > longest:
             if time.tie is Tie.LOOSE:
                 return
             longest = found[0].at_ms
             stated.append(found[0])
     yield from stated
+
+
+def _multiplied(words: str, leads: list[re.Match[str]]) -> bool:
+    return _MULTIPLIED.search(words) is not None or any(
+        _MULTIPLIED.search(words, max(0, lead.start() - 100), lead.start()) for lead in leads
+    )
+
+
+def _added(words: str, told: list[Span]) -> bool:
+    """Whether what was read of a wait is more time on top of what was read before it."""
+    return any(_ANOTHER.match(words, start) is not None for start, _ in told[1:])
 
 
 def _passed(words: str, time: Further, received_ms: int | None) -> bool:

@@ -154,3 +154,36 @@ def worded(
         scope,
         window,
     )
+
+
+_LIMIT_REACHED = re.compile(
+    r"""
+      (?<!\bif\ )(?<!\bonce\ )(?<!\bwhen\ )\byou(?:'ve|\ have)?\ (?:just\ )?
+      (?:hit|reached|exceeded|exhausted)\ (?:your|the|this|a|an)\ (?:[\w'.-]+\ ){0,4}
+      (?:limits?|quota|capacity|allowance)\b
+    | (?<!\bif\ )(?<!\bonce\ )(?<!\bwhen\ )(?<!\bif\ the\ )(?<!\bwhen\ the\ )
+      \b(?:rate|usage|request|token|message|quota)\ (?:limit\ )?(?:has\ been\ )?
+      (?:reached|exceeded|exhausted)\b
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+
+
+def says_reached(words: str) -> bool:
+    """Whether words say that a limit was reached, and do not only speak of one."""
+    return _LIMIT_REACHED.search(words) is not None
+
+
+def line_of_a_limit(kind: WaitKind) -> KindRow:
+    """A row for a line that says that a limit was reached, where no status and no error says so."""
+    return KindRow(
+        "words",
+        "`You've hit the … limit`, `reached your … quota`, `rate limit exceeded`, in a text that "
+        "comes with no status",
+        kind,
+        lambda response: (
+            response.transport == "text"
+            and response.failing is None
+            and says_reached(response.words)
+        ),
+    )

@@ -41,6 +41,7 @@ READING = Reading(
         ),
         google.RATE,
         google.UNAVAILABLE,
+        google.LINE,
     ),
     google.UNTILS,
     recognises,
