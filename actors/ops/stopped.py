@@ -564,13 +564,15 @@ class StoppedStore(StoppedRuns, StoppedSchedules, StoppedApprovals, StoppedOutbo
         self, agent: str, owner: Guard, lifted: list[ProviderWait], quota: QuotaHold | None
     ) -> list[Request]:
         """The requests of one release. They are decided in one transaction, and hold together."""
-        acts = [WaitAct((agent, wait.model), self._released()) for wait in lifted]
+        acts = []
+        for wait in lifted:
+            unread = self._waits.unreadable.unreplaceable((agent, wait.model))
+            if unread is None:
+                acts.append(WaitAct((agent, wait.model), self._released()))
+            else:
+                acts.append(self._overridden((agent, wait.model, "unreadable"), unread.fingerprint))
         if quota is not None:
-            by, now_ms = this_requester(), self._clock.now_ms()
-            override = Override(
-                fingerprint=quota.fingerprint, by=by, at_ms=now_ms, act=_act_id(now_ms)
-            )
-            acts.append(WaitAct((agent, quota.model, "quota"), override, "overrides"))
+            acts.append(self._overridden((agent, quota.model, "quota"), quota.fingerprint))
         guards: list[Guard] = [owner]
         unreadable: list[tuple[str, Any]] = []
         for act in acts:
@@ -611,6 +613,11 @@ class StoppedStore(StoppedRuns, StoppedSchedules, StoppedApprovals, StoppedOutbo
     def _released(self) -> WaitReleased:
         now_ms = self._clock.now_ms()
         return WaitReleased(by=this_requester(), at_ms=now_ms, act=_act_id(now_ms))
+
+    def _overridden(self, key: tuple[str, str, str], fingerprint: str) -> WaitAct:
+        by, now_ms = this_requester(), self._clock.now_ms()
+        override = Override(fingerprint=fingerprint, by=by, at_ms=now_ms, act=_act_id(now_ms))
+        return WaitAct(key, override, "overrides")
 
     def _quota(self, agent: str, model: str) -> QuotaHold | None:
         """The quota that holds the agent's turn, of this model, and was not released."""

@@ -143,6 +143,26 @@ async def test_damaged_key_is_listed_on_a_stopped_store_at_once(
 
 @pytest.mark.behaviour("W-114")
 @pytest.mark.parametrize("model", ["*", "m1"], ids=["every model", "one model"])
+async def test_a_wait_whose_key_lost_a_bit_is_released_on_a_stopped_store(
+    state: Path, model: str
+) -> None:
+    await hold(state)
+    spoil_key(state, b"\2anc\0\2m1\0")
+    store = StoppedStore(state, writing=True)
+    assert [(wait.agent, wait.model) for wait in store.waits()] == [("ana", "m1")]
+    assert [wait.model for wait in store.release("ana", model).released] == ["m1"]
+    assert store.waits() == ()
+    store.close()
+    provider = ScriptedProvider([reply("here I am")])
+    async with open_runtime(state, control=False) as runtime:
+        ana = await runtime.add_agent(spec(provider))
+        await ana.wait_idle()
+        assert runtime.provider_waits() == ()
+    assert len(provider.requests) == 1
+
+
+@pytest.mark.behaviour("W-114")
+@pytest.mark.parametrize("model", ["*", "m1"], ids=["every model", "one model"])
 @pytest.mark.parametrize("other", [None, b"\xff\xff"], ids=["its agent's", "nobody's"])
 async def test_release_of_what_has_a_damaged_key_is_refused_on_a_stopped_store(
     state: Path, other: bytes | None, model: str

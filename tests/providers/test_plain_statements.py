@@ -294,6 +294,7 @@ WORDS: list[tuple[str, float | None]] = [
     ("After an hour and a half, requests are allowed again.", 1.5 * HOUR),
     ("In 2 hours you can try again, or in 1 day on the free tier", DAY),
     ("In 2 hours you can try again tomorrow", None),
+    ("In 2 hours you may continue a chat. Try again in 10 minutes", 10 * MINUTE),
     ("You made 50 requests in 2 hours, you can try again in 10 seconds", 10),
     ("In 5 minutes or 2 hours you can try again", 2 * HOUR),
     ("After 5 minutes of waiting you can retry", None),
