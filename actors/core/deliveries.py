@@ -9,7 +9,8 @@ Invariants:
     I1. A handler of a counted message runs only after `begin` returned, and only while the
         deliveries before it are fewer than the actor's `max_deliveries`.
     I2. What is counted is taken back (`end`) when the handler returned or the message is buried or
-        quarantined; what crashed and is to come back stays counted.
+        quarantined; what crashed and is to come back stays counted. So does, at most once, a
+        reminder that was handled, until its port has stored that.
 
 Runs in the cell's task.
 """
@@ -98,8 +99,9 @@ def _spend(cell: Cell, envelope: Envelope, act_id: str, earlier: int) -> Any:
 
 def spent(cell: Cell, act_id: str, earlier: int) -> DeliveriesSpentError:
     return DeliveriesSpentError(
-        f"{cell} was given {act_id!r} {earlier} times and each delivery ended in a crash or the "
-        "end of the process; it was not delivered again; mend the cause, then replay it",
+        f"{cell} was given {act_id!r} {earlier} times and each time a crash or the end of the "
+        "process came before it was over; it was not delivered again; mend the cause, then "
+        "replay it",
         actor=cell.key,
         act=act_id,
         deliveries=earlier,
@@ -109,8 +111,7 @@ def spent(cell: Cell, act_id: str, earlier: int) -> DeliveriesSpentError:
 def deliver_reminder(cell: Cell, actor: TrioActor, reminder: Reminder, deliveries: int) -> Any:
     """Hand a reminder to its actor, counted. A spent one goes to quarantine, or parks the group.
 
-    Its port takes the count back once it is over for good: where that is a commit, a death between
-    the handler and the commit is a delivery, so that at most once holds.
+    Its port takes the count back once it is over for good: see `reminder_returned`.
     """
     counts = cell.system.deliveries
     if counts is None:
@@ -125,3 +126,16 @@ def deliver_reminder(cell: Cell, actor: TrioActor, reminder: Reminder, deliverie
         quarantine(cell, reminder, None, earlier, error)
         return None
     return actor.on_receive(reminder)
+
+
+def reminder_returned(cell: Cell, reminder: Reminder) -> None:
+    """Say that the handler of a reminder has returned: this firing is over, once that is stored.
+
+    Where that is a commit and the process dies before it, the reminder comes again at least once,
+    and that death is no delivery of it: it was handled. At most once it is one, so that it does not
+    come again.
+    """
+    counts = cell.system.deliveries
+    if counts is not None and cell.actor_class.max_deliveries > 1:
+        counts.end(cell.key, reminder.act_id, handled=False)
+    cell.system.reminders.handled(reminder)

@@ -22,7 +22,7 @@ from trio.lowlevel import checkpoint, current_task, wait_task_rescheduled
 
 from .asks import STANCE
 from .carried import Traced
-from .deliveries import deliver_reminder
+from .deliveries import deliver_reminder, reminder_returned
 from .envelope import ANSWER, ENDED, REMIND, TELL, Internal
 from .mailbox import HALT, KILL, STOP_NOW
 from .settling import HALTED, STOPPED_NOW
@@ -135,7 +135,7 @@ async def _serve_internal(cell: Cell, actor: TrioActor, item: Internal) -> None:
     if names:
         STANCE.set(cell.base)
     if kind == REMIND and cell.inflight_internal is not None:
-        cell.system.reminders.handled(payload)
+        reminder_returned(cell, payload)
     cell.inflight_internal = None
     if kind == TELL:
         cell.handled += 1

@@ -704,3 +704,24 @@ async def test_reminder_that_kills_the_process_is_quarantined_after_its_last_lif
         assert (entry.reason, entry.deliveries) == ("DeliveriesSpentError", 3)
         assert world.rows("reminders") == []
         assert world.rows("deliveries") == []
+
+
+def test_reminder_that_was_handled_as_the_process_died_is_no_delivery_at_least_once(
+    lives: Lives,
+) -> None:
+    """Its row was not committed as gone yet, so it comes again, however often that is so."""
+    assert lives.play("remind_beside_poison", *["wait_late"] * 2) == [KILLED] * 3
+    assert lives.seen[2:] == ["work", "die"] * 2
+    # The last life counted the death of the one before: of the one that was being handled then.
+    assert [row.deliveries for row in lives.rows("deliveries")] == [1]
+
+
+def test_reminder_that_was_handled_as_the_process_died_does_not_come_again_at_most_once(
+    lives: Lives,
+) -> None:
+    assert lives.play("remind_beside_poison", "wait_late_once") == [KILLED] * 2
+    assert lives.seen[2:] == ["work", "die"]
+    assert lives.play("wait_late_once_settled") == [KILLED]
+    assert lives.seen[4:] == []
+    assert [row.deliveries for row in lives.rows("quarantine")] == [1, 1]
+    assert lives.rows("reminders") == lives.rows("deliveries") == []

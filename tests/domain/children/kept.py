@@ -48,8 +48,8 @@ class Host(TrioActor):
                 die()
             case "crash":
                 raise ValueError("crash\x1b[31m")
-            case ["remind", at_ms, what]:
-                self.remind("n", {"does": what}, at_ms=at_ms)
+            case ["remind", at_ms, what, *name]:
+                self.remind(*name or "n", {"does": what}, at_ms=at_ms)
         return None
 
 
@@ -143,6 +143,34 @@ async def remind_poison(runtime: Runtime) -> None:
     die()
 
 
+async def remind_beside_poison(runtime: Runtime) -> None:
+    host = await start(runtime)
+    await host.ask(["remind", FAR_MS, "work"])
+    await host.ask(["remind", FAR_MS, "die", "poison"])
+    await rows(runtime, 2)
+    die()
+
+
+async def rows(runtime: Runtime, count: int) -> None:
+    """So many rows of reminders and of their deliveries are stored."""
+    store = runtime._store
+    while len([*store.scan("reminders"), *store.scan("deliveries")]) != count:
+        await trio.sleep(0.01)
+
+
+async def wait_late_once(runtime: Runtime) -> None:
+    await start(runtime, Once)
+    await trio.sleep_forever()
+
+
+async def wait_late_once_settled(runtime: Runtime) -> None:
+    """What is due is over, and stored, before this life ends."""
+    await start(runtime, Once)
+    await rows(runtime, 0)
+    await settled(runtime)
+    die()
+
+
 async def wait_late(runtime: Runtime) -> None:
     """Played after the reminders' instant."""
     await start(runtime)
@@ -151,7 +179,7 @@ async def wait_late(runtime: Runtime) -> None:
 
 async def play(directory: Path, life: str) -> None:
     Host.directory = directory
-    clock = WallClock(FAR_MS + 1) if life == "wait_late" else None
+    clock = WallClock(FAR_MS + 1) if life.startswith("wait_late") else None
     async with open_runtime(directory / "state", clock=clock, control=False) as runtime:
         await globals()[life](runtime)
 
