@@ -155,7 +155,7 @@ async def rows(runtime: Runtime, count: int) -> None:
     """So many rows of reminders and of their deliveries are stored."""
     store = runtime._store
     while len([*store.scan("reminders"), *store.scan("deliveries")]) != count:
-        await trio.sleep(0.01)
+        await trio.lowlevel.checkpoint()
 
 
 async def wait_late_once(runtime: Runtime) -> None:
