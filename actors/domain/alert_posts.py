@@ -4,14 +4,17 @@ Invariants:
     I1  A sink is given an alert at least once, in the order they were raised where none failed. A
         death between the delivery and the commit that says so gives it once more.
     I2  Each attempt has a deadline, each alert a bounded number of attempts.
+    I3  Behind an alert that is not taken the others are offered before it is offered again: one
+        that a sink hangs on delays each other one by an attempt, and not by all of its own.
 
 Runs in: a task of its own a sink, of the alerts actor.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Final
 
@@ -55,6 +58,19 @@ class Post:
         return SinkFigures(self.name, self.delivered, self.failures, self.given_up, self.unread)
 
 
+class _Try:
+    """An alert that a sink is offered: how often it was, and when it is again."""
+
+    __slots__ = ("alert", "attempts", "due_s", "key")
+
+    def __init__(self, alert: Alert, key: Key | None) -> None:
+        self.alert = alert
+        self.key = key
+        """The row that it is owed by; None of one that could not be stored."""
+        self.attempts = 0
+        self.due_s = 0.0
+
+
 class Deliveries:
     """Gives sinks what they are owed."""
 
@@ -65,21 +81,35 @@ class Deliveries:
 
     async def pump(self, sink: AlertSink, post: Post) -> None:
         """Give a sink what it is owed, this opening's and what dead ones left, for ever."""
+        failed: list[_Try] = []
         while True:
             known = post.news.value
-            while post.unstored:
-                alert = post.unstored[0]
-                await self._give(sink, post, alert)
-                with suppress(ValueError):
-                    post.unstored.remove(alert)
-            for key, number in self._owed_to(post):
-                if key not in post.taken:
-                    found = self._find(key) if number is None else self._read(number)
-                    if found is not None:
-                        await self._give(sink, post, found)
-                    post.taken.add(key)
+            for each in self._fresh(post, failed):
+                await self._offer(sink, post, each, failed)
+            for key in tuple(post.taken):
                 await self._forget(post, key)
-            await post.news.wait_value(lambda value, known=known: value != known)
+            due_s = min((each.due_s for each in failed), default=math.inf)
+            if due_s > trio.current_time():
+                with trio.move_on_at(due_s):
+                    await post.news.wait_value(lambda value, known=known: value != known)
+                continue
+            each = min(failed, key=lambda each: each.due_s)
+            failed.remove(each)
+            await self._offer(sink, post, each, failed)
+
+    def _fresh(self, post: Post, failed: list[_Try]) -> Iterator[_Try]:
+        """What the sink was not offered yet, in the order it was raised."""
+        for alert in tuple(post.unstored):
+            if all(each.alert is not alert for each in failed):
+                yield _Try(alert, None)
+        for key, number in self._owed_to(post):
+            if key in post.taken or any(each.key == key for each in failed):
+                continue
+            found = self._find(key) if number is None else self._read(number)
+            if found is None:
+                post.taken.add(key)
+            else:
+                yield _Try(found, key)
 
     def _owed_to(self, post: Post) -> list[tuple[Key, Key | None]]:
         """The rows that a sink is owed by, in the order their alerts were raised."""
@@ -116,39 +146,51 @@ class Deliveries:
         _logger.error("which alert is owed to %s cannot be read; it is in the store", owed[0])
         return None
 
-    async def _give(self, sink: AlertSink, post: Post, alert: Alert) -> None:
-        for pause_s in (*PAUSES_S, None):
-            final = False
-            try:
-                with trio.fail_after(ATTEMPT_S_MAX):
-                    await sink.deliver(alert)
-            except Exception as error:  # noqa: BLE001 - anybody may have written the sink.
-                post.failures += 1
-                # Of a host's error only the class: its text may hold what the host keeps secret.
-                known = isinstance(error, AlertNotDeliveredError)
-                final = known and error.final  # type: ignore[attr-defined]
-                said = clean_text(str(error), 300) if known else type(error).__name__
-                _logger.warning(
-                    "sink %s did not take an alert of %s: %s",
-                    post.name,
-                    alert.agent,
-                    said,
-                    agent=alert.agent,
-                )
-            else:
-                post.delivered += 1
+    async def _offer(self, sink: AlertSink, post: Post, each: _Try, failed: list[_Try]) -> None:
+        """Offer an alert once; where it is not taken, again behind its pause, and behind others."""
+        alert = each.alert
+        if not await self._is_taken(sink, post, each):
+            if each.attempts <= len(PAUSES_S):
+                each.due_s = trio.current_time() + PAUSES_S[each.attempts - 1]
+                failed.append(each)
                 return
-            if final or pause_s is None:
-                break
-            await trio.sleep(pause_s)
-        post.given_up += 1
-        _logger.error(
-            "sink %s is not offered the alert %s of %s again",
-            post.name,
-            alert.id,
-            alert.agent,
-            agent=alert.agent,
-        )
+            post.given_up += 1
+            _logger.error(
+                "sink %s is not offered the alert %s of %s again",
+                post.name,
+                alert.id,
+                alert.agent,
+                agent=alert.agent,
+            )
+        if each.key is None:
+            with suppress(ValueError):
+                post.unstored.remove(alert)
+        else:
+            post.taken.add(each.key)
+            await self._forget(post, each.key)
+
+    async def _is_taken(self, sink: AlertSink, post: Post, each: _Try) -> bool:
+        each.attempts += 1
+        try:
+            with trio.fail_after(ATTEMPT_S_MAX):
+                await sink.deliver(each.alert)
+        except Exception as error:  # noqa: BLE001 - anybody may have written the sink.
+            post.failures += 1
+            # Of a host's error only the class: its text may hold what the host keeps secret.
+            known = isinstance(error, AlertNotDeliveredError)
+            if known and error.final:  # type: ignore[attr-defined]
+                each.attempts = len(PAUSES_S) + 1
+            said = clean_text(str(error), 300) if known else type(error).__name__
+            _logger.warning(
+                "sink %s did not take an alert of %s: %s",
+                post.name,
+                each.alert.agent,
+                said,
+                agent=each.alert.agent,
+            )
+            return False
+        post.delivered += 1
+        return True
 
     async def _forget(self, post: Post, key: Key) -> None:
         request = Request(deletes=(Delete("alerts_owed", key),))
