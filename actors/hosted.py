@@ -26,7 +26,7 @@ from .domain.archive_book import ArchivedMessage
 from .domain.asks import ASKS
 from .domain.attaching import AttachmentSource
 from .domain.budgets import Budget
-from .domain.errors import RuntimeClosedError
+from .domain.errors import InvalidSpecError, RuntimeClosedError
 from .domain.imports import Source
 from .domain.ingress import Content
 from .domain.mode import WITHIN_S
@@ -45,6 +45,7 @@ from .hosted_runs import HostedRunVerbs
 from .hosted_schedules import HostedScheduleVerbs
 from .opening import StoreFaults, open_runtime
 from .ops.http.options import HttpApi
+from .options import check_options
 from .runtime import Runtime
 from .status import AgentHealth, RuntimeStatistics, RuntimeStatus
 from .wait_verbs import EVERY_MODEL
@@ -70,6 +71,8 @@ class HostedRuntime(HostedRunVerbs, HostedScheduleVerbs, HostedApprovalVerbs, Ho
         budgets: What may be spent.
         retention: What is deleted by age.
         http: Whether there is an HTTP API, and for whom.
+    Raises:
+        InvalidSpecError: Names the option that is malformed; nothing was started.
     """
 
     def __init__(
@@ -90,10 +93,28 @@ class HostedRuntime(HostedRunVerbs, HostedScheduleVerbs, HostedApprovalVerbs, Ho
         retention: Retention | None = None,
         http: HttpApi | None = None,
     ) -> None:
+        said = check_options(
+            directory,
+            clock,
+            control,
+            None,
+            faults,
+            webhook,
+            alert_sinks,
+            trace,
+            account_waits,
+            admin,
+            prices,
+            budgets,
+            retention,
+            http,
+        )
+        if trio_clock is not None and not isinstance(trio_clock, trio.abc.Clock):
+            raise InvalidSpecError("trio_clock", "must be a trio.abc.Clock, or None")
         self._http = http
         self._trace = trace
         self._retention = retention
-        self._budgets = budgets
+        self._budgets = said.budgets
         self._prices = prices
         self._admin = admin
         self._webhook = webhook

@@ -25,20 +25,13 @@ from .core.ports import FaultHooks
 from .domain.alert_book import AlertSink, Webhook
 from .domain.asks import ASKS
 from .domain.budgets import Budget
-from .domain.prices import Prices, check_prices
+from .domain.prices import Prices
 from .domain.requesters import Admin
-from .domain.retention import Retention, check_retention
+from .domain.retention import Retention
 from .ops.control import serve_control
 from .ops.failures_log import FailuresLog
 from .ops.http.options import HttpApi
-from .options import (
-    check_api,
-    check_directory,
-    check_host_budgets,
-    check_switches,
-    check_system,
-    sinks_of,
-)
+from .options import check_options
 from .runtime import Runtime
 
 
@@ -105,15 +98,24 @@ async def open_runtime(
             what to do. Nothing was changed.
         StoreLostError: The writer died for good while the runtime was open; raised at the end.
     """
-    check_directory(directory)
-    check_system(system, faults)
-    check_switches(clock, admin, control=control, trace=trace, account_waits=account_waits)
-    read_prices, kept = check_prices(prices), check_retention(retention)
-    read_budgets = check_host_budgets(budgets, read_prices)
-    check_api(http)
+    said = check_options(
+        directory,
+        clock,
+        control,
+        system,
+        faults,
+        webhook,
+        alert_sinks,
+        trace,
+        account_waits,
+        admin,
+        prices,
+        budgets,
+        retention,
+        http,
+    )
     wall = clock if clock is not None else SystemClock()
     # Absolute, so that a later chdir moves nothing and a status says where it is.
-    sinks = sinks_of(webhook, alert_sinks)
     path = Path(directory).absolute()  # noqa: ASYNC240 - asks for the working directory only.
     store = LmdbStore.open(path, clock_ms=wall.now_ms)
     try:
@@ -128,12 +130,12 @@ async def open_runtime(
                 ownership,
                 runs,
                 wall,
-                (FailuresLog(path), *sinks),
+                (FailuresLog(path), *said.sinks),
                 account_waits,
                 admin,
-                read_prices,
-                read_budgets,
-                kept,
+                said.prices,
+                said.budgets,
+                said.retention,
             )
             try:
                 runtime._counts.take_over(ownership.is_alive)

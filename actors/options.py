@@ -6,19 +6,59 @@ import os
 import re
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 from .core import ActorSystem
 from .domain.alert_book import AlertSink, Webhook
 from .domain.budgets import Budget, check_budgets
 from .domain.errors import InvalidSpecError
-from .domain.prices import Prices
+from .domain.prices import Prices, check_prices
+from .domain.retention import Retention, check_retention
 from .ops.failures_log import FailuresLog
 from .ops.http.options import check_http
 
 PATH_BYTES_MAX = 4_096
 TAKEN = frozenset({FailuresLog.name, "webhook"})
 """Names of sinks that a runtime has of its own."""
+
+
+class Options(NamedTuple):
+    """What a host said, as it is kept."""
+
+    prices: Prices | None
+    budgets: tuple[Budget, ...]
+    retention: Retention
+    sinks: tuple[AlertSink, ...]
+
+
+def check_options(
+    directory: object,
+    clock: object,
+    control: object,
+    system: object,
+    faults: object,
+    webhook: Webhook | str | None,
+    alert_sinks: object,
+    trace: object,
+    account_waits: object,
+    admin: object,
+    prices: object,
+    budgets: object,
+    retention: object,
+    http: object,
+) -> Options:
+    """Return the options of a runtime, or refuse the first that is malformed. Opens nothing.
+
+    Raises:
+        InvalidSpecError: Names the option.
+    """
+    check_directory(directory)
+    check_system(system, faults)
+    check_switches(clock, admin, control=control, trace=trace, account_waits=account_waits)
+    read, kept = check_prices(prices), check_retention(retention)
+    each = check_host_budgets(budgets, read)
+    check_api(http)
+    return Options(read, each, kept, tuple(sinks_of(webhook, alert_sinks)))
 
 
 def check_directory(directory: object) -> None:

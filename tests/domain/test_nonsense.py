@@ -22,6 +22,7 @@ from abeyance.actors import (
     ChildSpec,
     CompactingContext,
     FallbackChain,
+    HostedRuntime,
     HttpApi,
     ModelChoice,
     NeedsApproval,
@@ -443,6 +444,23 @@ async def test_nonsense_among_a_runtimes_options_is_refused_before_anything_is_o
                 pytest.fail(f"{name} was taken")
         assert refused.value.field.startswith(option), name
         assert os.listdir(tmp_path) == [], name
+
+
+@pytest.mark.parametrize("option", sorted(OPTIONS.keys() - {"system"} | {"trio_clock"}))
+def test_nonsense_among_a_hosted_runtimes_options_is_refused_as_it_is_made(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = {*OPTIONS, "trio_clock"} - {"system"}
+    assert taken == set(inspect.signature(HostedRuntime).parameters)
+    monkeypatch.chdir(tmp_path)
+    skipped = OPTIONS.get(option, {"none"})
+    skipped = TEXTS | {"control characters"} if option == "directory" else skipped
+    for name in NONSENSE.keys() - skipped:
+        options = {"directory": tmp_path / "state", option: NONSENSE[name]}
+        with pytest.raises(InvalidInputError) as refused:
+            HostedRuntime(**options)
+        assert refused.value.field.startswith(option), name
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_random_number_generator_is_taken_where_jitter_comes_from_one() -> None:
