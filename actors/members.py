@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import trio
 
@@ -17,6 +17,7 @@ from .domain.agent_limits import AgentRoom
 from .domain.auxiliary import Auxiliary
 from .domain.chosen_model import ChosenModel
 from .domain.errors import AgentParkedError
+from .domain.ingress import clean_text
 from .domain.slot import Slot
 from .domain.slot_messages import AgentKind
 from .domain.slot_view import SlotView
@@ -25,6 +26,8 @@ from .domain.turn import TurnSettings
 from .domain.usage_book import AccountUsage
 from .domain.wait_book import WaitBook
 from .status import Admission, AgentStatus, HeldStatus, LimitStatus, UnrecordedStatus
+
+WHY_CHARS_MAX: Final = 300
 
 
 class Parking:
@@ -37,6 +40,8 @@ class Parking:
     def __init__(self, told: Callable[[BaseException], object]) -> None:
         self._told = told
         self._waiting: set[trio.CancelScope] = set()
+        self.why: str | None = None
+        """What the group parked with that parked last, in one line."""
         self.sends: set[TrioFuture[Any]] = set()
         """Who waits for the slot to accept a message."""
 
@@ -52,6 +57,7 @@ class Parking:
 
     def park(self, _parked: object, error: BaseException) -> None:
         """A group parked."""
+        self.why = clean_text(f"{type(error).__name__}: {error}", WHY_CHARS_MAX)
         self._told(error)
         for scope in self._waiting:
             scope.cancel()
@@ -197,6 +203,7 @@ class Member:
             ),
             limits=self._limits(inbox_bytes),
             unrecorded=None if refused is None else UnrecordedStatus(*refused),
+            parked=self.parking.why if self.is_parked else None,
         )
 
     def check_accepts(self) -> None:

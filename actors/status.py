@@ -106,6 +106,8 @@ class AgentStatus:
     admission: Admission
     limits: LimitStatus
     unrecorded: UnrecordedStatus | None = None
+    parked: str | None = None
+    """Where it is parked, what its group crashed with, in one line."""
 
 
 @dataclass(frozen=True, slots=True)

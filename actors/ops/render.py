@@ -22,6 +22,7 @@ from abeyance.storage.mending import Stays
 from abeyance.storage.repair import Planned
 
 from .instants import duration_text, ends_text, local_text
+from .render_ends import RELEASE, ways_out
 from .reports import (
     AgentReport,
     AlertReport,
@@ -80,6 +81,11 @@ def print_status(console: Console, report: StatusReport, now_ms: int) -> None:
     _print_unrecorded(console, report.agents, now_ms)
     _print_holds(console, report, now_ms)
     print_waits(console, report.waits, now_ms)
+    ways = ways_out(report)
+    if ways:
+        console.print()
+    for line in ways:
+        console.print(_shown(line), soft_wrap=True)
     if report.dead_letters or report.quarantine:
         console.print()
         console.print(f"{report.dead_letters} dead letters, {report.quarantine} in quarantine.")
@@ -258,6 +264,7 @@ def print_waits(console: Console, waits: tuple[WaitReport, ...], now_ms: int) ->
         if wait.deadline_ms is not None:
             end = f"until {end}, {_left(wait, now_ms)} left"
         console.print(Text(f"{escaped_text(_key(wait))}\n  {end}\n  {escaped_text(_why(wait))}"))
+    console.print(Text(f"\n{RELEASE}"))
 
 
 def _key(wait: WaitReport) -> str:

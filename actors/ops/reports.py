@@ -91,6 +91,8 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     """The process that runs it; None for what a store says."""
     unrecorded: UnrecordedReport | None = None
     """What the store refuses of it for now. None: nothing, or a store says it."""
+    parked: str | None = None
+    """Where it is parked, what it crashed with. None: it is not, or a store says it."""
 
 
 class ModeReport(msgspec.Struct, frozen=True, kw_only=True):

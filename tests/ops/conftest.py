@@ -72,12 +72,14 @@ class FakeRuntime:
             admission=shape(waits=tuple(self.listed[:2]), pending=1, calls=0),
             limits=limits,
             unrecorded=None,
+            parked=None,
         )
         bo = shape(
             name="bo", state="idle", model="m1", turn=None, round=None, attempts=None, held=None,
             inbox=0, wakes=0, admission=shape(waits=tuple(self.listed[2:]), pending=0, calls=0),
             limits=limits,
             unrecorded=None,
+            parked=None,
         )  # fmt: skip
         return shape(
             directory=str(self.directory), store_id="5f1e", pid=4242, started_ms=1_000,

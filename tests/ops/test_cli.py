@@ -72,6 +72,8 @@ agent    model    waits until                          left   reason
 ana      m1       275760-09-13 00:00:00 UTC   273,728y 114d   slow down
 ana      m2       until released                          –   quota
 bo       m1       2100-01-01 00:00:00 UTC           73y 85d   slow down
+
+To end a wait by hand: abeyance release DIR AGENT [--model MODEL]
 """
 
 
@@ -165,6 +167,9 @@ bo on m1
   until 2100-01-01 00:00:00 UTC, 73y 85d
 left
   slow down
+
+To end a wait by hand: abeyance release
+DIR AGENT [--model MODEL]
 """
 
 

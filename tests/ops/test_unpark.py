@@ -63,6 +63,11 @@ async def test_parked_agent_goes_on_once_the_command_line_unparks_it(
         ana = await runtime.add_agent(AgentSpec(name="ana", provider=provider, model="m"))
         await parked(runtime, runtime._members["ana"].agent)
         await ana.send("while it was parked")
+        (shown,) = (await said(capsys, "status", str(state), "--json"))["agents"]
+        assert shown["parked"].startswith("IntensityExceededError: ")
+        told = await said(capsys, "status", str(state))
+        assert f"then: abeyance unpark {state} --agent ana\n" in told
+        assert shown["parked"] in told
         found = await said(capsys, "unpark", str(state), "--agent", "ana", "--json")
         assert found["pids"] == [os.getpid()]
         await ana.wait_idle()
