@@ -14,6 +14,7 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
+from .codec import has_come_later
 from .errors import UnreadableRecordError
 from .seals import raw_key
 from .store import Key, Store
@@ -58,7 +59,7 @@ def check(store: Store) -> Report:
             rows[table] += 1
             if isinstance(row, Exception):
                 named = row.key if isinstance(row, UnreadableRecordError) else key
-                home = _home(table, row)
+                home = _home(store, table, row)
                 text = str(row) if home is None else f"{row}; it was written under {home!r}"
                 findings.append(Finding("unreadable", table, named, text, home=home))
             else:
@@ -69,12 +70,18 @@ def check(store: Store) -> Report:
     return Report(rows, tuple(findings))
 
 
-def _home(table: str, error: Exception) -> Key | None:
-    """Whose a wait is that stands under a damaged key, where a bit of that has flipped."""
+def _home(store: Store, table: str, error: Exception) -> Key | None:
+    """Whose a wait is that stands under a damaged key, where a bit of that has flipped; None for a
+    copy of what its key still has, which took the place of another row."""
     if table not in ("waits", "account_waits") or not isinstance(error, UnreadableRecordError):
         return None
     home = None if error.seal is None else error.seal.home(raw_key(error))
-    return home if home is not None and tuple(map(type, home)) == TABLES[table].key else None
+    if error.seal is None or home is None or tuple(map(type, home)) != TABLES[table].key:
+        return None
+    try:
+        return None if has_come_later(store.get(table, home), error.seal) else home
+    except UnreadableRecordError:
+        return home
 
 
 def _references(store: Store, table: str, key: Key, record: Any) -> Iterator[Finding]:

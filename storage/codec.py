@@ -384,6 +384,13 @@ def seal_of(table: str, raw: bytes) -> Seal | None:
         return None
 
 
+def has_come_later(row: Row | None, seal: Seal) -> bool:
+    """Whether a key has the row that this seal is of, or one that was written over it since."""
+    if row is None or row.counter < seal.counter:
+        return False
+    return row.counter > seal.counter or _crc32(pack_record(row.record)) == seal.body_crc
+
+
 def _parted(table: str, raw: bytes) -> tuple[Seal, str, int, bytes]:
     """The seal, kind, version and body of a value.
 

@@ -52,7 +52,7 @@ class AccountKeys:
         self._store = store
         self._clock = clock
         self._overrides = overrides
-        self._strays = Strays()
+        self._strays = Strays(store, TABLE)
         self._damaged: dict[str, list[str]] | None = None
         self._read_ms = 0
 

@@ -8,6 +8,8 @@ now; where the value is damaged as well, or the key is never asked about, nothin
 Invariants:
     I1  A row is placed once, and by its checksum alone: by chance one key in 2**32 would fit.
     I2  A key is tried once for each row that was not placed.
+    I3  A copy of a row that its key still has, or had before, is placed nowhere: it took the place
+        of another one, whose key does not know what it lost.
 
 Runs in: the loop thread.
 """
@@ -16,9 +18,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from abeyance.storage.errors import UnreadableRecordError
+from abeyance.storage.codec import has_come_later
+from abeyance.storage.errors import StorageError, StoreClosedError, UnreadableRecordError
 from abeyance.storage.keys import encode_key
 from abeyance.storage.seals import Seal, raw_key
+from abeyance.storage.store import Store
 
 from .overrides import Scope
 
@@ -30,7 +34,9 @@ _SHAPE: Final = (str, str)
 class Strays:
     """The rows of one table that are another key's."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: Store, table: str) -> None:
+        self._store = store
+        self._table = table
         self._homes: dict[bytes, Scope] = {}
         self._unplaced: dict[bytes, Seal] = {}
         self._tried: set[Scope] = set()
@@ -47,8 +53,11 @@ class Strays:
             return None
         home = error.seal.home(raw)
         if home is not None and [type(part) for part in home] == [str, str]:
-            self._homes[raw] = (str(home[0]), str(home[1]))
-            return self._homes[raw]
+            scope = (str(home[0]), str(home[1]))
+            if self._is_copy(scope, error.seal):
+                return None
+            self._homes[raw] = scope
+            return scope
         if len(self._unplaced) < UNPLACED_MAX:
             self._unplaced[raw] = error.seal
             self._tried.clear()
@@ -61,10 +70,20 @@ class Strays:
         self._tried.add(key)
         own = encode_key(_SHAPE, key)
         found = [raw for raw, seal in self._unplaced.items() if raw != own and seal.fits(own)]
+        found = [raw for raw in found if not self._is_copy(key, self._unplaced[raw])]
         for raw in found:
             self._homes[raw] = key
             del self._unplaced[raw]
         return found
+
+    def _is_copy(self, key: Scope, seal: Seal) -> bool:
+        """Whether a key has the row that was written under it, or one that came later."""
+        try:
+            return has_come_later(self._store.get(self._table, key), seal)
+        except StoreClosedError:
+            raise
+        except StorageError:
+            return False
 
     def of(self, key: Scope) -> list[bytes]:
         """The rows that are this key's, and stand under another."""

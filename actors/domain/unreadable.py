@@ -79,7 +79,7 @@ class Unreadable:
         self._standing: dict[Scope, StandIn] = {}
         self._looked: set[str] = set()
         """Agents whose keys were all read once by this process."""
-        self._strays = Strays()
+        self._strays = Strays(store, "waits")
         self._strayed: dict[Scope, StandIn] = {}
         """What holds a key whose row stands under another."""
         self._lost: dict[bytes, str] = {}

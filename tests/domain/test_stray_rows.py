@@ -117,6 +117,29 @@ async def test_a_row_whose_key_and_value_are_damaged_holds_where_it_stands(disk:
             assert held(books, *OTHERS, KEY) == [("anc", "m1")]
 
 
+@pytest.mark.behaviour("R-17")
+@pytest.mark.parametrize("place", [("ana", "m3"), ("ana", "m2"), ("bo", "m7")], ids=str)
+@pytest.mark.parametrize("written", [1, 2], ids=["as it is", "as it was"])
+async def test_a_copy_of_anothers_row_holds_the_key_whose_row_it_took_the_place_of(
+    disk: Disk, place: tuple[str, str], written: int
+) -> None:
+    disk.put_raw("waits", OWN, codec.frame("waits", OWN, written, WAIT))
+    stray(disk, encode_key((str, str), place))
+    stray(disk, encode_key((str, str), place), table="account_waits")
+    disk.put_raw("account_waits", OWN, codec.frame("account_waits", OWN, written, WAIT))
+    with disk.opened() as store:
+        async with open_books(store, CLOCK) as books:
+            await wait_all_tasks_blocked()
+            assert held(books, *OTHERS, KEY) == sorted([place, KEY], key=[*OTHERS, KEY].index)
+            deferral = books.book.deferral(*KEY)
+            assert deferral is not None
+            assert deferral.cause == "wait"
+            accounts = Accounts(books.book, CLOCK)
+            wall = accounts.check(place[0], "x", place[1], None)
+            assert wall is not None
+            assert wall.is_unread
+
+
 async def test_a_row_that_is_put_back_under_its_key_binds_by_what_it_says(disk: Disk) -> None:
     clock = WallClock()
     stray(disk, FLIPS["a name of the agent's"])

@@ -228,6 +228,20 @@ def test_a_wait_under_a_damaged_key_is_repaired_under_the_key_it_was_written_und
     assert rows_of(state)[table] == [(key, was)]
 
 
+def test_a_copy_of_anothers_wait_is_repaired_where_it_stands(messages: Path) -> None:
+    own, place = (encode_key((str, str), ("ana", model)) for model in ("m1", "m3"))
+    was = frame("waits", own, 1, encode(Wait(deadline_ms=9, reason="w", set_ms=1, act="a")))
+    for key in (own, place):
+        garble(messages, "waits", key, was)
+    (finding,) = looked(messages)
+    assert finding.home is None
+    mend(messages)
+    store = opened(messages)
+    ends = {key: row.record.deadline_ms for key, row in store.scan("waits")}  # type: ignore[union-attr]
+    store.close()
+    assert ends == {("ana", "m1"): 9, ("ana", "m3"): None}
+
+
 def test_words_take_the_place_of_content_that_is_gone(messages: Path) -> None:
     spoiled(messages, 1)
     mend(messages)
