@@ -28,6 +28,7 @@ from abeyance.storage.tables.ownership import Mode
 
 from .core.errors import ActorDeadError
 from .core.logs import Log
+from .core.waits import chain_here, check_asked
 from .domain import events
 from .domain.errors import NotStoredError, QuiescedError, ResumedError, not_stored
 from .domain.limits import RECHECK_MS
@@ -90,6 +91,9 @@ class Quiescence:
 
     async def quiesce(self, reason: str, within_s: float, by: str) -> QuiesceReceipt:
         """See `Runtime.quiesce`."""
+        for _, member in self._members():
+            # What is ended here is waited for: a tool's turn, say, which waits for the tool.
+            check_asked(chain_here(), member.agent._cell, Quiesce())
         async with self._lock:
             record = await self._change("quiesced", reason, by)
             self._runtime.system.emit(events.HostQuiesced, reason=reason, by=by)

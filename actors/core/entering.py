@@ -20,6 +20,7 @@ from .errors import ActorDeadError, NameTakenError
 from .logs import Log
 from .ref import TrioActorRef
 from .registry import register as register_with_pykka
+from .specs import check_name
 
 if TYPE_CHECKING:
     from .actor import TrioActor
@@ -37,6 +38,8 @@ def start_as(
     register: bool,
 ) -> TrioActorRef[Any]:
     """Start as `start` does, and where asked register with `pykka.ActorRegistry`."""
+    if name is not None:
+        check_name("name", name)
     foreign = get_ident() != system.ident
     if system.stopping or system.ident == -1 or (system.refusing and foreign):
         raise not_running(system)

@@ -87,8 +87,15 @@ class HostedSystem:
         """Start the loop thread; return when the system runs. Blocks.
 
         Raises:
+            WouldDeadlockError: Called on a thread that runs trio, which could not leave the block
+                either; nothing was started.
             RuntimeError: It was opened before.
         """
+        if in_trio_run():
+            raise WouldDeadlockError(
+                "open() on a thread that runs trio; nothing was started; use ActorSystem here, or "
+                "open it on another thread"
+            )
         self._thread.start()
         self._ready.get()
         with _lock:

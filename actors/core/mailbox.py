@@ -34,7 +34,7 @@ from typing import Any, Final
 import pykka
 import trio
 from pykka.messages import ProxyCall, ProxyGetAttr, ProxySetAttr
-from trio.lowlevel import Abort, reschedule
+from trio.lowlevel import Abort, in_trio_run, reschedule
 
 from .carried import bare
 from .coalescing import CoalescingLane
@@ -44,6 +44,7 @@ from .future import WOKEN, Target
 from .room import Room
 from .settling import bury, drop
 from .snapshots import MailboxStatistics, of_mailbox
+from .waits import check_room
 from .watermarks import rose
 
 STOP_NOW: Final = 1
@@ -88,7 +89,7 @@ class Mailbox(Room):
         elif overflow == "drop_oldest":
             self._drop_oldest()
             self.append(envelope)
-        elif overflow == "block" and get_ident() != self.ident:
+        elif overflow == "block" and not in_trio_run():
             self._block(envelope)
         else:
             raise self.full(envelope[0])
@@ -158,6 +159,7 @@ class Mailbox(Room):
     def _block(self, envelope: Envelope) -> None:
         """Block a host thread until there is room, or its time is over."""
         message, target, _ = envelope
+        check_room(self.cell, message)
         limit = self.cell.actor_class.block_timeout_s
         if target is not None and target._timeout_s is not None:
             limit = target._timeout_s if limit is None else min(limit, target._timeout_s)

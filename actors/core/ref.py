@@ -25,7 +25,7 @@ from .errors import REFUSALS, ActorDeadError, AskTimeoutError, WouldDeadlockErro
 from .expiry import end_handler
 from .future import NO_DEADLINE, PENDING, AskFuture, TrioFuture
 from .timeouts import LONGEST_S, bounded, bounded_or_none
-from .waits import chain_here, check_asked
+from .waits import chain_here, check_asked, check_room
 
 if TYPE_CHECKING:
     from .cell import Cell
@@ -141,6 +141,8 @@ class TrioActorRef(pykka.ActorRef[A]):
         Raises:
             MailboxFullError: The mailbox is at its bound, and stayed there where this blocked; not
                 accepted.
+            AskCycleError: It is, and this would block a thread that the actor waits for; not
+                accepted.
             ActorDeadError: The actor has ended; not accepted.
             MailboxClosedError: The actor is stopping, or the system refuses hosts; not accepted.
         """
@@ -165,6 +167,7 @@ class TrioActorRef(pykka.ActorRef[A]):
         Raises:
             ValueError: The timeout is below 0, or no number; nothing was sent.
             MailboxFullError: There was no room in time; not accepted.
+            AskCycleError: It has no room, and waits for who would wait here; not accepted.
             ActorDeadError, MailboxClosedError: Not accepted.
         """
         timeout = bounded_or_none("timeout", timeout)
@@ -174,6 +177,7 @@ class TrioActorRef(pykka.ActorRef[A]):
             box.check_open(message)
             if box.put_where_room((message, None, 0)):
                 return
+            check_room(self._cell, message)
             waiter = box.wait_for_room()
             if waiter is None:
                 continue

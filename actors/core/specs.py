@@ -7,9 +7,10 @@ Any thread.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from .actor import TrioActor
@@ -24,6 +25,8 @@ DIRECTIVES = ("resume", "restart", "stop", "escalate")
 PAUSE_S_MAX = 1e9
 """Some thirty years: a pause that is longer has an end that no clock can be asked for."""
 FACTOR_MAX = 1e6
+
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 Directive: TypeAlias = Literal["resume", "restart", "stop", "escalate"]
 Directives: TypeAlias = tuple[tuple[type[BaseException], Directive], ...]
@@ -62,6 +65,20 @@ def check_type(field: str, value: object, kind: type) -> None:
     """
     if not isinstance(value, kind) or isinstance(value, bool):
         raise TypeError(f"{field} must be of {kind.__name__}, and is {value!r:.80}")
+
+
+def check_name(field: str, value: object) -> None:
+    """Refuse what is no name, by the name of its field.
+
+    Raises:
+        TypeError: It is no text.
+        ValueError: It is empty, or has a control character in it, the end of a line for one.
+    """
+    check_type(field, value, str)
+    if not value or _CONTROL.search(str(value)):
+        raise ValueError(
+            f"{field} must be text without control characters, not empty, and is {value!r:.80}"
+        )
 
 
 def check_number(field: str, value: object) -> None:
@@ -149,7 +166,7 @@ class ChildSpec:
     significant: bool = False
 
     def __post_init__(self) -> None:
-        check_type("id", self.id, str)
+        check_name("id", self.id)
         if not is_actor_class(self.actor_class):
             raise TypeError(
                 f"actor_class of child {self.id!r} must be a class of TrioActor's, "
@@ -161,7 +178,7 @@ class ChildSpec:
         for key in self.kwargs:
             check_type("a key of kwargs", key, str)
         if self.name is not None:
-            check_type("name", self.name, str)
+            check_name("name", self.name)
         if self.restart not in RESTARTS:
             raise ValueError(
                 f"restart must be one of {', '.join(RESTARTS)}, not {self.restart!r:.80}"
@@ -211,7 +228,7 @@ class SupervisorSpec:
     auto_shutdown: Literal["never", "any_significant", "all_significant"] = "never"
 
     def __post_init__(self) -> None:
-        check_type("id", self.id, str)
+        check_name("id", self.id)
         check_type("children", self.children, tuple)
         check_type("backoff", self.backoff, Backoff)
         check_type("intensity", self.intensity, int)

@@ -244,6 +244,8 @@ class ActorSystem:
 
         Raises:
             NameTakenError: A live actor is known by the name; nothing was started.
+            TypeError, ValueError: The name is no text, empty, or has a control character in it;
+                nothing was started.
             ActorDeadError: The system is shutting down; nothing was started.
         """
         return self.start_as(actor_class, args, kwargs, name, False)

@@ -169,6 +169,17 @@ def check_asked(chained: tuple[Link, ...], asked: Cell, message: Any) -> None:
             raise cycle(ring, message)
 
 
+def check_room(cell: Cell, message: Any) -> None:
+    """Refuse to wait for room in the mailbox of an actor that waits, meanwhile, for who would wait.
+
+    Raises:
+        AskCycleError: It would take no message until this one has been put; nothing was sent.
+    """
+    chained = chain_here()
+    if chained:
+        check_asked(chained, cell, message)
+
+
 def begin(asked: Cell, future: Target, message: Any) -> Wait | None:
     """Write down that a reply is waited for here; None where nobody is kept by it.
 

@@ -261,6 +261,30 @@ async def test_message_past_its_deliveries_parks_the_group_and_stays_where_asked
         assert system.quarantine.total == 0
 
 
+async def test_message_that_parked_its_group_has_all_its_deliveries_again_when_it_is_unparked(
+    autojump_clock,
+):
+    given = []
+
+    class Parks(TrioActor):
+        max_deliveries = 3
+        past_deliveries = "park"
+
+        def on_receive(self, message):
+            given.append(message)
+            raise ValueError(message)
+
+    async with ActorSystem() as system:
+        ref = await supervised(system, Parks)
+        group = system.root._children["group"]
+        ref.tell("boom")
+        for times in (3, 6):
+            await trio.sleep(60)
+            assert group.state == "parked"
+            assert given == ["boom"] * times
+            group.unpark()
+
+
 async def test_error_of_an_ask_crashes_where_the_class_says_so(autojump_clock):
     class Strict(Recorder):
         crash_on_ask_error = True

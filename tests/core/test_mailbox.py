@@ -13,6 +13,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from abeyance.actors.core import (
     ActorSystem,
+    AskCycleError,
     AskTimeoutError,
     Backoff,
     ChildSpec,
@@ -109,6 +110,54 @@ def test_blocked_host_thread_gives_up_after_its_time_and_has_the_message_back():
         assert ref.statistics().mailbox.waiting == 0
         assert ref.statistics().queued == 1
         ref.kill()
+
+
+def test_thread_that_runs_another_loop_is_refused_where_it_would_block():
+    with HostedSystem() as hosted:
+        ref = stuck(hosted)
+
+        async def tells():
+            with pytest.raises(MailboxFullError) as caught:
+                ref.tell("late")
+            return caught.value.message
+
+        assert trio.run(tells) == "late"
+        assert ref.statistics().mailbox.waiting == 0
+        ref.kill()
+
+
+@pytest.mark.parametrize("how", ["tell_wait", "tell in its thread", "tell_wait of who it asked"])
+async def test_who_waits_for_room_that_its_own_actor_is_to_make_is_refused_with_the_ring(how):
+    class Fills(TrioActor):
+        mailbox_capacity = 1
+        overflow = "block"
+
+        async def on_receive(self, message):
+            if not callable(message):
+                return None
+            result = message(self)
+            return await result if hasattr(result, "__await__") else result
+
+    async with ActorSystem() as system:
+        one, two = system.start(Fills, name="one"), system.start(Fills, name="two")
+
+        async def fills(actor):
+            one.tell("queued")
+            if how == "tell_wait":
+                await one.tell_wait("late")
+            elif how == "tell in its thread":
+                await trio.to_thread.run_sync(one.tell, "late")
+            else:
+                await two.ask(lambda _: one.tell_wait("late"))
+
+        with trio.fail_after(5), pytest.raises(AskCycleError) as caught:
+            await one.ask(fills)
+        assert caught.value.ring == (
+            ("one", "two", "one") if how.endswith("asked") else ("one", "one")
+        )
+        assert caught.value.message == "late"
+        assert not one._box.waiting
+        assert await one.ask("x") is None
 
 
 def test_blocked_ask_gives_up_at_its_own_deadline_where_that_is_sooner():

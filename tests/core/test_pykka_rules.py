@@ -552,6 +552,15 @@ def test_hosted_run_on_the_loop_thread_is_refused(hosted):
     assert hosted.run(again) == "refused"
 
 
+async def test_hosted_system_is_not_opened_on_a_thread_that_runs_trio():
+    system = HostedSystem(thread_name="never started")
+    with pytest.raises(WouldDeadlockError), system:
+        pass
+    assert "never started" not in [thread.name for thread in threading.enumerate()]
+    await trio.to_thread.run_sync(system.open)  # Nothing was started: it can be, elsewhere.
+    await trio.to_thread.run_sync(system.close)
+
+
 def test_hosted_run_after_the_end_raises_actor_dead():
     with HostedSystem() as system:
         pass

@@ -29,6 +29,12 @@ class Plain(TrioActor):
         ({"args": "ab"}, "args"),
         ({"kwargs": (1,)}, "kwargs"),
         ({"name": 3}, "name"),
+        ({"name": ""}, "name"),
+        ({"name": "a\n"}, "name"),
+        ({"id": ""}, "id"),
+        ({"id": "a\x00"}, "id"),
+        ({"shutdown_s": "x"}, "shutdown_s"),
+        ({"directives": "x"}, "directives"),
         ({"restart": "always"}, "restart"),
         ({"shutdown_s": -1}, "shutdown_s"),
         ({"shutdown_s": True}, "shutdown_s"),
@@ -46,6 +52,7 @@ def test_child_that_cannot_be_started_is_refused_by_its_field_when_its_spec_is_m
     ("fields", "named"),
     [
         ({"id": 7}, "id"),
+        ({"id": "\t"}, "id"),
         ({"children": [ChildSpec("a", Plain)]}, "children"),
         ({"children": (Plain,)}, "children"),
         ({"children": (ChildSpec("a", Plain), ChildSpec("a", Plain))}, "children"),
@@ -64,6 +71,14 @@ def test_child_that_cannot_be_started_is_refused_by_its_field_when_its_spec_is_m
 def test_group_that_cannot_be_started_is_refused_by_its_field_when_its_spec_is_made(fields, named):
     with pytest.raises((TypeError, ValueError), match=f"^{named}"):
         SupervisorSpec(**({"id": "g"} | fields))
+
+
+@pytest.mark.parametrize("name", ["", "a\n", "\x1b[31m", 3])
+async def test_name_that_is_no_text_of_one_line_is_refused_before_an_actor_starts(name):
+    async with ActorSystem() as system:
+        with pytest.raises((TypeError, ValueError), match=r"^name "):
+            system.start(Plain, name=name)
+        assert system.actors() == ()
 
 
 async def test_specs_that_can_be_started_are():

@@ -317,6 +317,27 @@ def test_a_sync_tool_uses_the_hosts_verbs_and_is_refused_a_wait_for_its_own_agen
     assert [message.text for message in host.agent("bo").transcript()] == ["from a tool"] * 2
 
 
+def test_quiesce_from_a_tool_is_refused_before_any_effect_with_the_ring(
+    host: HostedRuntime,
+) -> None:
+    """It would wait for the tool's own turn."""
+
+    def quiesces() -> str:
+        try:
+            host.quiesce("from a tool")
+        except AskCycleError as error:
+            return " ".join(error.ring)
+        return "quiesced"
+
+    ana = host.add_agent(spec([call_tool("t"), reply("end")], tools=[tool("t", quiesces)]))
+    ana.send("go")
+    ana.wait_idle(block=False).get(timeout=WAIT_S)
+    (results,) = [message for message in ana.transcript() if message.role == "results"]
+    text = results.blocks[0].content[0].text  # type: ignore[union-attr]
+    assert text == "agent:ana agent:ana"
+    assert host.status().mode.state == "serving"
+
+
 def test_an_actor_is_started_in_the_hosts_system_from_any_thread(host: HostedRuntime) -> None:
     class Adder(TrioActor):
         def on_receive(self, message: int) -> int:

@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from decimal import Decimal
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -181,6 +182,10 @@ def test_metrics_of_a_runtime_are_scraped_from_a_host_thread(tmp_path: Path) -> 
 async def test_metrics_of_a_runtime_are_read_at_once_on_its_own_loop(tmp_path: Path) -> None:
     async with open_runtime(tmp_path / "state", control=False) as runtime:
         assert scraped(RuntimeCollector(runtime))["abeyance_runtime_unavailable",] == 0
+
+
+def test_scrape_waits_for_the_loop_for_five_seconds_where_nobody_says_else():
+    assert signature(RuntimeCollector).parameters["wait_s"].default == 5.0
 
 
 async def test_metrics_leave_out_what_a_stalled_loop_does_not_answer(tmp_path: Path) -> None:
