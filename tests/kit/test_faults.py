@@ -703,7 +703,7 @@ async def test_schedule_with_any_text_replays_it_as_it_was(error):
         with again:
             async with ActorSystem(faults=again) as system:
                 with pytest.raises(type(error)) as caught:
-                    await system.start(Echoes, name="two\nlines").ask(1)
+                    await system.start(type("Two\nLines", (Echoes,), {})).ask(1)
         texts.append((caught.value.args, list(map(str, again.fired))))
     assert texts[0] == texts[1]
     assert texts[0][0] == error.args
