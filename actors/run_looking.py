@@ -127,6 +127,7 @@ class RunLooks:
             status,
             state="unrecorded" if executed and refused is not None else status.state,
             executed=executed,
+            given_up=None if executed else self._kept.given_up.get(run),
             unrecorded=None if refused is None else UnrecordedStatus(*refused),
         )
 

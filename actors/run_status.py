@@ -76,6 +76,11 @@ class RunStatus:
     executed: bool | None = None
     """Whether a process executes it now; None until whoever looks has found out."""
 
+    given_up: str | None = None
+    """Why the host that was asked takes it up no more, though it is live in its row: what that row
+    says, or what it came to, could not be read or recorded. `resume_run` has it try again, and so
+    does a host that starts."""
+
     unrecorded: UnrecordedStatus | None = None
     """What of it the store refuses for now: what it came to, or that this host takes it up. It goes
     on by itself once the store records that."""
@@ -95,6 +100,10 @@ class RunStatus:
             what = f"the store records {self.unrecorded.what}"
             since = f"refused since {local_minute(self.unrecorded.since_ms, zone)}"
             return f"{title} \u00b7 goes on once {what}, {since}: {self.unrecorded.reason}"
+        if self.given_up is not None and self.executed is False and self.state in LIVE:
+            what = "Interrupted" if self.state == "running" else self.title
+            when = "when somebody resumes it (abeyance resume) or a host starts"
+            return f"{what} \u00b7 given up here, goes on {when}: {self.given_up}"
         serves = "the quiesced host serves again (abeyance quiesce DIR --end)"
         if self.executed is False and self.state in LIVE:
             when = serves if self.quiesced else "a process that has its workflow finds it"

@@ -70,8 +70,8 @@ class RunsKept:
         self.lives: dict[RunId, Life] = {}
         self.coming: set[RunId] = set()
         """Runs that somebody of this process is about to commit as live, and to `Begin`."""
-        self.given_up: set[RunId] = set()
-        """Runs whose life could not be recorded here; only an operator begins them again."""
+        self.given_up: dict[RunId, str] = {}
+        """Live runs that cannot be read or recorded, and why: only an operator begins them here."""
         self.handed: dict[RunId, Handed] = {}
         """Runs that were given up here for the process that has their agent."""
         self.refused: dict[RunId, Recording] = {}

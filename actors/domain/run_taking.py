@@ -134,7 +134,7 @@ class Taking:
             claim = await self._claims.move(run, decide, "runtime")
         except UnreadableRecordError as error:
             # Exactly this run is held; check and the log name it.
-            self._kept.given_up.add(run)
+            self._kept.given_up[run] = bounded(str(error))
             _logger.error("run %s cannot be read: %s", run, error, run=str(run))
             return
         except Exception as error:

@@ -50,6 +50,7 @@ from .run_rows import (
     ENDED,
     LIVE,
     RunId,
+    bounded,
     earliest,
 )
 from .run_taking import LOOK_ROWS_MAX, Taking, TakingSeams
@@ -131,7 +132,7 @@ class Runs(TrioActor):
                 self._look_wanted.set()
             case Begin(run):
                 kept.coming.discard(run)
-                kept.given_up.discard(run)
+                kept.given_up.pop(run, None)
                 self._begin(run)
             case CutOff(run, state):
                 life = kept.lives.get(run)
@@ -215,7 +216,7 @@ class Runs(TrioActor):
         try:
             await live(life, workflow, lambda: self._tell_of(run, "running"))
         except Exception as error:  # noqa: BLE001 - one run's rows must not end the others' lives.
-            self.kept.given_up.add(run)
+            self.kept.given_up[run] = bounded(str(error))
             _logger.error(
                 "what run %s came to cannot be recorded, so it is not executed here: %s",
                 run,

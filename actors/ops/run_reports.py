@@ -50,6 +50,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     needs_decision: bool = False
     quiesced: bool = False
     executed: bool | None = None
+    given_up: str | None = None
     unrecorded: UnrecordedReport | None = None
 
 

@@ -82,6 +82,16 @@ async def test_bad_row_of_a_key_starts_no_other_run_of_it(
         # Given up here, and begun again by an operator.
         kept = world.ref("runs")._cell.kept
         assert {str(run) for run in kept.given_up} == {"ana@1"}
+        status = runtime.run("ana@1")
+        assert status.executed is False
+        assert status.given_up is not None
+        assert "run_keys" in status.given_up
+        assert status.text() == (
+            "Interrupted \u00b7 given up here, goes on when somebody resumes it (abeyance resume)"
+            f" or a host starts: {status.given_up}"
+        )
+        [listed] = runtime.runs(state="running")
+        assert listed == status
         assert (await runtime.resume_run("ana@1", requester="ops")).changed
         await until(lambda: not kept.lives and bool(kept.given_up))
         again = await runtime.start_run("bo", "two")

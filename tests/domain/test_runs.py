@@ -162,7 +162,7 @@ async def test_run_executes_its_items_once_in_order_and_ends_with_its_result(
     assert effects.keys[2] == "report:1@1/2"
 
 
-@pytest.mark.behaviour("S-024", "S-026", "S-033", "S-040", "S-044", "S-062")
+@pytest.mark.behaviour("S-024", "S-026", "S-033", "S-040", "S-044")
 async def test_run_that_meets_a_wall_waits_and_goes_on_at_the_item_that_met_it(
     world: World, virtual_time: MockClock
 ) -> None:
@@ -191,6 +191,41 @@ async def test_run_that_meets_a_wall_waits_and_goes_on_at_the_item_that_met_it(
             "completed",
         ]
         assert [step.attempts for step in runtime.run_steps(run.id)] == [1, 1, 2, 1, 1]
+
+
+@pytest.mark.behaviour("S-062")
+@pytest.mark.parametrize("restarted", [False, True], ids=["in its host", "in the next host"])
+async def test_sequence_whose_fifth_item_meets_a_wall_executes_the_four_before_it_no_more(
+    world: World, virtual_time: MockClock, restarted: bool
+) -> None:
+    effects = Effects()
+    posts = [f"post {number}" for number in range(1, 6)]
+
+    async def sequence(run: RunContext, params: Any) -> Any:
+        with run.step("message_sequence", total=5):
+            return [await run.do(each, effects, each) for each in posts]
+
+    async with world.open() as runtime:
+        runtime.add_workflow("sequence", sequence)
+        effects.raising["post 5"] = [wall(world.clock.now_ms() + HOUR)]
+        run = await runtime.start_run("sequence:1", "sequence")
+        await until(lambda: run.status().state == "waiting_for_capacity")
+        status = run.status()
+        assert (status.step, status.steps_done) == ("message_sequence/post 5", 4)
+        assert effects.log == posts[:4]
+        if not restarted:
+            status = await run.wait()
+    if restarted:
+        async with world.open() as runtime:
+            runtime.add_workflow("sequence", sequence)
+            status = await runtime.wait_run(run.id)
+    assert (status.state, status.result) == ("completed", [f"{each}!" for each in posts])
+    assert effects.log == posts
+    # Each had its own key, and the fifth the same at its second attempt: nothing else was begun.
+    assert len(effects.keys) == 6
+    assert effects.keys[4] == effects.keys[5]
+    async with world.open() as runtime:
+        assert [step.attempts for step in runtime.run_steps(run.id)] == [1, 1, 1, 1, 2]
 
 
 # -- what waits

@@ -15,11 +15,13 @@ import msgspec
 import pytest
 
 from abeyance.actors.testing import WallClock
+from abeyance.storage import codec
 from abeyance.storage.batch import KEPT_BY_THE_STORE
 from abeyance.storage.codec import encode
 from abeyance.storage.directory import prepare
+from abeyance.storage.errors import UnreadableRecordError
 from abeyance.storage.lmdb_store import LmdbStore
-from abeyance.storage.store import Append, Committed, Put, Request
+from abeyance.storage.store import Append, Committed, Put, Record, Request
 from abeyance.storage.tables import FORMATS, TABLES
 
 from .__main__ import HERE, write
@@ -130,6 +132,76 @@ def test_a_store_of_an_earlier_version_is_written_on(name: str, tmp_path: Path) 
                 else:
                     again = store.get(table, key)
                     assert again == row._replace(counter=row.counter + 1, allotted=None)
+    finally:
+        store.close()
+
+
+class WaitOfBefore(Record, frozen=True, kw_only=True):
+    """A wait as it was before it had a window."""
+
+    KIND = "wait"
+    deadline_ms: int | None
+    reason: str
+    set_ms: int
+    act: str
+    hold: str | None = None
+    since_ms: int | None = None
+
+
+class HeldOfBefore(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What stops a turn, as it was before it had a window."""
+
+    agent: str
+    model: str
+    cause: str
+
+
+def test_a_reader_of_before_a_field_refuses_rows_that_have_it_by_name_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a checkout from before the first release makes of fields that came without a version."""
+    kinds = codec._BY_TABLE
+    turn = kinds["turns"]["turn"].record
+    turn_of_before = msgspec.defstruct(
+        "TurnOfBefore",
+        [
+            (each.name, HeldOfBefore | None if each.name == "held" else each.type, each.default)
+            for each in sorted(msgspec.structs.fields(turn), key=lambda each: not each.required)
+        ],
+        frozen=True,
+        kw_only=True,
+        forbid_unknown_fields=True,
+    )
+    for table, kind, record in [
+        ("waits", "wait", WaitOfBefore),
+        ("account_waits", "wait", WaitOfBefore),
+        ("turns", "turn", turn_of_before),
+    ]:
+        known = kinds[table][kind]
+        older = known._replace(record=record)
+        monkeypatch.setitem(kinds[table], kind, older)
+        written = [
+            (*each[:2], older if each[2] is known else each[2]) for each in codec._WRITTEN[table]
+        ]
+        monkeypatch.setitem(codec._WRITTEN, table, written)
+    name = "2026-12-03-windows"
+    state = laid_out(name, tmp_path / "state")
+    store = LmdbStore.open(state, clock_ms=CLOCK.now_ms, read_only=True)
+    try:
+        for table, put in listed(name).items():
+            read = dict(store.scan(table))
+            for each in put:
+                row = read[tuple(each["key"])]
+                fields = each["fields"]
+                held = fields.get("held") if table == "turns" else None
+                if "of_quota" in fields:
+                    assert isinstance(row, UnreadableRecordError)
+                    assert "unknown field `window`" in str(row)
+                elif held is not None and held["window"] is not None:
+                    assert isinstance(row, UnreadableRecordError)
+                    assert "unknown field `window` - at `$.held`" in str(row)
+                else:
+                    assert not isinstance(row, Exception), row
     finally:
         store.close()
 
