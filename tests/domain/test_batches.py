@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +120,79 @@ async def test_300_messages_in_one_batch_are_accepted_within_3_s_on_a_busy_loop(
         assert [each.seq for each in receipts] == list(range(1, 301))
         said = [message.text async for message in ana.transcript()]
         assert said == [str(number) for number in range(300)]
+
+
+@contextmanager
+def loaded_machine() -> Iterator[None]:
+    """Two processes for each core that do nothing but compute."""
+    code = "print(flush=True)\nwhile True: pass"
+    with ExitStack() as stack:
+        for _ in range(2 * (os.cpu_count() or 1)):
+            busy = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+            stack.enter_context(busy)  # Waits for it, once it was killed.
+            stack.callback(busy.kill)
+            assert busy.stdout is not None
+            busy.stdout.readline()
+        yield
+
+
+@pytest.mark.slow
+@pytest.mark.behaviour("D-091")
+async def test_300_messages_in_one_batch_are_one_commit_within_3_s_on_a_loaded_machine(
+    tmp_path: Path,
+) -> None:
+    async with open_runtime(tmp_path, control=False) as runtime:
+        ana = await runtime.add_agent(
+            AgentSpec(name="ana", provider=ScriptedProvider([]), model="m")
+        )
+        with loaded_machine():
+            for batch in range(5):
+                before = runtime.statistics()
+                with trio.fail_after(3):
+                    receipts = await ana.send_many(
+                        [Draft(f"{batch}.{number}", wake=False) for number in range(300)]
+                    )
+                after = runtime.statistics()
+                assert after.requests - before.requests == 1
+                assert after.commits[-1][1] - before.commits[-1][1] == 1
+                first = 300 * batch + 1
+                assert [each.seq for each in receipts] == list(range(first, first + 300))
+    async with open_runtime(tmp_path, control=False) as runtime:
+        ana = await runtime.add_agent(
+            AgentSpec(name="ana", provider=ScriptedProvider([]), model="m")
+        )
+        said = [message.text async for message in ana.transcript()]
+        assert said == [f"{batch}.{number}" for batch in range(5) for number in range(300)]
+
+
+@pytest.mark.slow
+@pytest.mark.behaviour("D-091")
+async def test_a_batch_whose_sender_gives_up_on_a_loaded_machine_is_there_whole_or_not_at_all(
+    tmp_path: Path,
+) -> None:
+    async with open_runtime(tmp_path, control=False) as runtime:
+        ana = await runtime.add_agent(
+            AgentSpec(name="ana", provider=ScriptedProvider([]), model="m")
+        )
+        said: list[str] = []
+        cut_off = 0
+        with loaded_machine():
+            for batch, wait_s in enumerate((0.0, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 3.0)):
+                drafts = [Draft(f"{batch}.{n}", id=f"{batch}.{n}", wake=False) for n in range(300)]
+                with trio.move_on_after(wait_s) as scope:
+                    await ana.send_many(drafts)
+                cut_off += scope.cancelled_caught
+                # Behind whatever of it is on its way.
+                await ana.send(f"behind {batch}", id=f"behind {batch}", wake=False)
+                known = [message.text async for message in ana.transcript()][len(said) :]
+                words = [f"{batch}.{n}" for n in range(300)]
+                assert known in ([f"behind {batch}"], [*words, f"behind {batch}"])
+                receipts = await ana.send_many(drafts)
+                assert len({each.seq for each in receipts}) == 300
+                said = [message.text async for message in ana.transcript()]
+                assert sorted(said[-301:]) == sorted([*words, f"behind {batch}"])
+        assert cut_off > 0
+        assert len(said) == len(set(said)) == 8 * 301
 
 
 async def test_a_batch_of_2101_messages_that_ask_for_turns_is_one_commit_and_one_turn(
