@@ -323,6 +323,55 @@ async def test_mailbox_that_fills_and_empties_is_an_event_each_once(autojump_clo
         assert low.depth <= 5
 
 
+async def test_mailbox_that_fills_and_empties_within_one_batch_is_an_event_each(autojump_clock):
+    class Fills(TrioActor):
+        mailbox_capacity = 100
+
+        def on_receive(self, message):
+            if message == "fill":
+                for _ in range(80):
+                    self.actor_ref.tell("x")
+
+    async with ActorSystem() as system:
+        system.stopwatch = Stopwatch()  # It stands still, so that the batch has no end.
+        looking = system.events(kinds=["mailbox_high", "mailbox_low"])
+        system.start(Fills).tell("fill")
+        await wait_all_tasks_blocked()
+        high, low = [await anext(looking) for _ in range(2)]
+        assert (high.kind, high.depth) == ("mailbox_high", 80)
+        assert low.kind == "mailbox_low"
+        assert 42 < low.depth <= 50  # Looked at after every eighth message.
+
+
+async def test_mailbox_that_empties_and_fills_again_between_two_looks_is_no_event(autojump_clock):
+    depths = []
+
+    class Refills(TrioActor):
+        mailbox_capacity = 10
+
+        def on_receive(self, message):
+            if message == "refill":
+                depths.append(len(self.actor_ref._cell.box.user))
+                for _ in range(6):
+                    self.actor_ref.tell("x")
+                depths.append(len(self.actor_ref._cell.box.user))
+
+    async with ActorSystem() as system:
+        system.stopwatch = Stopwatch()
+        looking = system.events(kinds=["mailbox_high", "mailbox_low"])
+        ref = system.start(Refills)
+        for message in ["x"] * 4 + ["refill"] + ["x"] * 3:
+            ref.tell(message)
+        await wait_all_tasks_blocked()
+        assert depths == [3, 9]  # Below the low mark, and above the high one again.
+        high, low = [await anext(looking) for _ in range(2)]
+        assert (high.kind, high.depth) == ("mailbox_high", 8)
+        assert (low.kind, low.depth) == ("mailbox_low", 0)
+        with trio.move_on_after(1) as time:
+            await anext(looking)
+        assert time.cancelled_caught
+
+
 async def test_mailbox_that_fills_during_a_batch_is_an_event_before_it_is_full(autojump_clock):
     class Slow(TrioActor):
         mailbox_capacity = 100
