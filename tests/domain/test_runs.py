@@ -214,11 +214,13 @@ async def test_sequence_whose_fifth_item_meets_a_wall_executes_the_four_before_i
         assert (status.step, status.steps_done) == ("message_sequence/post 5", 4)
         assert effects.log == posts[:4]
         if not restarted:
-            status = await run.wait()
+            with trio.fail_after(86_400):
+                status = await run.wait()
     if restarted:
         async with world.open() as runtime:
             runtime.add_workflow("sequence", sequence)
-            status = await runtime.wait_run(run.id)
+            with trio.fail_after(86_400):
+                status = await runtime.wait_run(run.id)
     assert (status.state, status.result) == ("completed", [f"{each}!" for each in posts])
     assert effects.log == posts
     # Each had its own key, and the fifth the same at its second attempt: nothing else was begun.

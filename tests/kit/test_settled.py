@@ -140,18 +140,22 @@ def test_host_thread_waits_until_a_hosted_system_is_settled():
 
 def test_settled_waits_for_the_open_calls_of_other_threads():
     with HostedSystem(trio_clock=HostClock()) as hosted:
-        entered, done = threading.Event(), []
+        entered, ends, done = threading.Event(), trio.Event(), []
 
         async def call():
             entered.set()
-            await trio.sleep(5)
+            await ends.wait()  # No time: it would be over before this thread looks.
             done.append(1)
+
+        async def end():
+            ends.set()
 
         thread = threading.Thread(target=hosted.run, args=(call,))
         thread.start()
         entered.wait()
         with pytest.raises(AssertionError, match="1 calls of host threads are open"):
             wait_settled(hosted, within_s=1)
+        hosted.run(end)
         wait_settled(hosted)
         assert done == [1]
         thread.join()
