@@ -561,14 +561,15 @@ async def test_tree_text_holds_no_control_character_of_a_name_or_an_error(autoju
     evil = "\x1b[2J\r\n\u202e\x9b\x07"
     async with ActorSystem() as system:
         group = await system.start_supervisor(
-            SupervisorSpec(f"g{evil}", (ChildSpec("a", Worker, name=f"a{evil}"),))
+            SupervisorSpec("g\u202e", (ChildSpec("a", type(f"A{evil}", (Worker,), {})),))
         )
         group.refs["a"].tell(lambda: fail(ValueError(evil)))
         await wait_all_tasks_blocked()
         text = format_tree(system.tree())
         assert all(line.isprintable() for line in text.split("\n"))
         assert len(text.split("\n")) == 4
-        assert r"a\x1b[2J\r\n\u202e\x9b\x07" in text
+        assert r"A\x1b[2J\r\n\u202e\x9b\x07" in text
+        assert r"g\u202e" in text
 
 
 def test_visible_text_is_cut_off_where_it_is_long():

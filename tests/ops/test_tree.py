@@ -32,7 +32,7 @@ async def test_tree_of_a_host_is_printed_with_control_characters_escaped(
 ) -> None:
     async with ActorSystem() as system:
         group = await system.start_supervisor(
-            SupervisorSpec("group", (ChildSpec("a", Worker, name="a\x1b[2J"),))
+            SupervisorSpec("group", (ChildSpec("a", type("A\x1b[2J", (Worker,), {})),))
         )
         group.refs["a"].tell("no\rluck")
         await wait_all_tasks_blocked()
@@ -45,7 +45,7 @@ async def test_tree_of_a_host_is_printed_with_control_characters_escaped(
         "root  one_for_one  running",
         "├── user  one_for_one  running",
         "└── group  one_for_one  running  1 restart (1 recent)",
-        r"    └── a\x1b[2J  running  1 restart  last failure ValueError: no\rluck",
+        r"    └── A\x1b[2J-1  running  1 restart  last failure ValueError: no\rluck",
     ]
 
 
