@@ -34,6 +34,7 @@ async def test_tree_of_a_host_is_printed_with_control_characters_escaped(
         group = await system.start_supervisor(
             SupervisorSpec("group", (ChildSpec("a", type("A\x1b[2J", (Worker,), {})),))
         )
+        number = group.refs["a"].name.rpartition("-")[2]
         group.refs["a"].tell("no\rluck")
         await wait_all_tasks_blocked()
         runtime.tree = system.tree
@@ -45,7 +46,7 @@ async def test_tree_of_a_host_is_printed_with_control_characters_escaped(
         "root  one_for_one  running",
         "├── user  one_for_one  running",
         "└── group  one_for_one  running  1 restart (1 recent)",
-        r"    └── A\x1b[2J-1  running  1 restart  last failure ValueError: no\rluck",
+        rf"    └── A\x1b[2J-{number}  running  1 restart  last failure ValueError: no\rluck",
     ]
 
 
